@@ -32,6 +32,7 @@ class WarmProcess:
         environment: its variables.
         output: file of its standard output; None: a pipe, which `communicate` reads.
         errors: file of its standard error; None: where its standard output goes.
+        passed: files of this process that it gets too, under the same numbers.
     """
 
     def __init__(
@@ -41,16 +42,17 @@ class WarmProcess:
         environment: Mapping[str, str],
         output: Path | None = None,
         errors: Path | None = None,
+        passed: Sequence[int] = (),
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(server())
         reading, writing = os.pipe()
-        request = Request(role, list(argv), {**environment, **variables()}, os.getcwd())
+        request = Request(role, list(argv), {**environment, **variables()}, os.getcwd(), [*passed])
         with ExitStack() as stack:
             nothing = stack.enter_context(open(os.devnull, "rb"))
             out = writing if output is None else stack.enter_context(open(output, "wb")).fileno()
             error = out if errors is None else stack.enter_context(open(errors, "wb")).fileno()
-            send(self._connection, request, (nothing.fileno(), out, error))
+            send(self._connection, request, (nothing.fileno(), out, error, *passed))
         os.close(writing)
         self._said = b""
         self.pid = self._number(SERVER_SECONDS)

@@ -1,4 +1,4 @@
-"""What is said between those who want a process and those who fork it. Standard library only: Ray's workers load it.
+"""Messages between a test and the server that forks processes for it. Standard library only: Ray's workers load it.
 
 Over a Unix socket: one request with the standard files and, from the server, first the pid and at the end the exit
 status, each on a line. Closing the connection kills the process.
@@ -10,20 +10,25 @@ import json
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from string import Template
 
 VARIABLE = "RLJOB_TESTS_WARM"
-"""Where the server listens; a driver and its Ray hand it on."""
+"""Socket of the server; a driver and its Ray pass the variable on."""
 NICENESS = "RLJOB_TESTS_NICENESS"
 """Of the pytest process that asks: the server may be shared by several."""
 DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
 ROLES = (DRIVER, TRAINER, ENGINE)
+KEY = "RLJOB_TESTS_KEY"
+"""Key of the process from which this one was forked."""
+CENSUS = "RLJOB_TESTS_CENSUS"
+"""A folder in which drivers, trainers and engines write what a step goes through (`census`)."""
 NPU = "npu"
 """Not of a job: scripts of tests on torch_npu's wheel."""
 _PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH")
 """Variables that nothing reads while it is imported, or that are seen to after a fork."""
 _LENGTH = struct.Struct("!I")
+_MOST_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Request:
     """The script, or the module after `-m`, and its arguments."""
     environment: dict[str, str]
     folder: str
+    passed: list[int] = field(default_factory=list)
+    """Numbers of the files that it gets beside the standard ones; they are sent after those."""
+    like: str = ""
+    """The key of a process of which it is to be another fork; its environment counts for nothing then."""
 
     @property
     def kept(self) -> dict[str, str]:
@@ -44,7 +53,7 @@ class Request:
     @property
     def key(self) -> str:
         """What must be the same in the process that is forked."""
-        return json.dumps([self.role, sorted(self.kept.items())])
+        return self.like or json.dumps([self.role, sorted(self.kept.items())])
 
 
 def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
@@ -54,9 +63,9 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
     connection.sendall(content)
 
 
-def receive(connection: socket.socket, files: int) -> tuple[Request, list[int]]:
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
     """Receive what `send` sent. Raises EOFError."""
-    head, received, _, _ = socket.recv_fds(connection, _LENGTH.size, files)
+    head, received, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
     if len(head) < _LENGTH.size:
         raise EOFError
     (missing,) = _LENGTH.unpack(head)

@@ -10,6 +10,7 @@ SOCKET ROLE`, with the channel to the first as standard input.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -26,16 +27,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import DRIVER, ENGINE, NICENESS, NPU, TRAINER, Request, receive, send
+import census
+from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, TRAINER, Request, receive, send
 from ray_nodes import workers_are_forked
+from spawned import spawned_are_forked
 
-FILES = 3
-CONNECTION = FILES
-"""A worker is handed on with its standard files and its connection."""
+CONNECTION = -1
+"""A worker is handed on with its files, and its connection after them."""
+ABOVE = 256
+"""No file that a process is to get has a number from here on."""
 MOST = 10
 """Processes that import something: each takes some 300 MB."""
 RAYS_OWN = ["google.protobuf.message", "jsonschema", "opentelemetry.trace", "pydantic.v1", "requests"]
-"""What a worker's Ray imports: itself it has to be loaded in the fork."""
+"""Imports of Ray in a worker; Ray itself has to be loaded in the fork."""
+RAYS_START = ["ray.dashboard.optional_deps", "ray.dag", "ray._common.usage.usage_lib", "pydantic.v1"]
+"""Imports of Ray while it starts a node."""
 IMPORTS = {
     DRIVER: [
         "rljob_worker.cli.main",
@@ -46,6 +52,7 @@ IMPORTS = {
         "torch.utils.tensorboard",
         "transformers.models.auto.tokenization_auto",
         "pyarrow",
+        *RAYS_START,
     ],
     TRAINER: [
         "rljob_worker.trainer.trainer",
@@ -122,7 +129,7 @@ class _Server:
                     return
                 connection, _ = listener.accept()
                 with connection, suppress(EOFError, OSError):
-                    request, files = receive(connection, FILES)
+                    request, files = receive(connection)
                     send(self._of(request), request, [*files, connection.fileno()])
                     for file in files:
                         os.close(file)
@@ -169,7 +176,7 @@ class _Forks:
             for key, _ in self._selector.select():
                 if key.data == "request":
                     try:
-                        request, files = receive(self._channel, FILES + 1)
+                        request, files = receive(self._channel)
                     except (EOFError, OSError):
                         self._selector.unregister(self._channel)
                         self._open = False
@@ -180,7 +187,7 @@ class _Forks:
                         os.close(reading)
                         os.close(writing)
                         self._leave_to_the_parent(files)
-                        return lambda request=request, files=files: _become(request, files[:FILES])
+                        return lambda request=request, files=files: _become(request, files[:CONNECTION])
                     self._keep(child, files)
                 elif key.data == "ended":
                     with suppress(BlockingIOError):
@@ -226,7 +233,11 @@ def _become(request: Request, files: list[int]) -> object:
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for target, file in enumerate(files):
+    # Where one is to be, another may lie.
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for file in files]
+    for file in files:
+        os.close(file)
+    for target, file in zip((0, 1, 2, *request.passed), apart, strict=True):
         os.dup2(file, target)
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -235,7 +246,7 @@ def _become(request: Request, files: list[int]) -> object:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     at_start = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update({**request.environment, KEY: request.key})
     os.setpriority(os.PRIO_PROCESS, 0, int(request.environment[NICENESS]))
     os.chdir(request.folder)
     tempfile.tempdir = None
@@ -243,12 +254,19 @@ def _become(request: Request, files: list[int]) -> object:
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = str(Path(__file__).parent)
     rest = [entry for entry in sys.path if entry not in {*at_start, own}]
-    beside = request.folder if script == "-m" else str(Path(script).parent)
+    beside = request.folder if script in ("-m", "-c") else str(Path(script).parent)
     sys.path[:] = [*dict.fromkeys([beside, *(entry for entry in named if entry), *rest])]
     importlib.invalidate_caches()
     if request.role == DRIVER:
         _read_rays_variables()
         workers_are_forked()
+    if request.role == ENGINE:
+        spawned_are_forked()
+    if folder := os.environ.get(CENSUS):
+        census.watch(request.role, Path(folder))
+    if script == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        return exec(arguments[0], {"__name__": "__main__"})
     if script != "-m":
         sys.argv = [script, *arguments]
         return runpy.run_path(script, run_name="__main__")

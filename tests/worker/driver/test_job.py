@@ -23,7 +23,7 @@ from rljob_api.wire.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = 24
+STEPS = 12
 METRICS = (
     "rollout/raw_reward",
     "rollout/response_len/mean",

@@ -14,16 +14,35 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from support.warm.client import WarmProcess
+from support.warm.protocol import ENGINE
+
 from rljob_api import RLJobSpec
 
 CALL_SECONDS = 400.0
 
 
 class RemoteEngine:
-    """Forwards calls to the engine process; the process's output goes to `log`."""
+    """Forwards calls to the engine process; the process's output goes to `log`.
+
+    Args:
+        spec: of the job.
+        model: folder with its model.
+        log: the process's output.
+        index: number of the engine.
+        sync_folder: where trainers hand weights over.
+        cold: start a new interpreter, and so vLLM's workers; else they are forked.
+    """
 
     def __init__(
-        self, spec: dict[str, Any], model: Path, log: Path, *, index: int = 0, sync_folder: Path | None = None
+        self,
+        spec: dict[str, Any],
+        model: Path,
+        log: Path,
+        *,
+        index: int = 0,
+        sync_folder: Path | None = None,
+        cold: bool = False,
     ) -> None:
         from multiprocessing import Pipe
 
@@ -41,15 +60,18 @@ class RemoteEngine:
         )
         self.log = log
         self._connection, theirs = Pipe()
-        environment = os.environ | engine_environment(RLJobSpec.model_validate(spec))
-        with open(log, "wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | engine_environment(RLJobSpec.model_validate(spec)) | {"PYTHONPATH": path}
+        number = theirs.fileno()
+        self.process: WarmProcess | subprocess.Popen[bytes]
+        if cold:
+            with open(log, "wb") as output:
+                command = [sys.executable, __file__, str(number)]
+                self.process = subprocess.Popen(
+                    command, pass_fds=[number], env=environment, stdout=output, stderr=subprocess.STDOUT
+                )
+        else:
+            self.process = WarmProcess(ENGINE, [__file__, str(number)], environment, output=log, passed=[number])
         theirs.close()
         self.send("__init__", **arguments)
 

@@ -409,7 +409,8 @@ def _sync(engines: list[RemoteEngine], trainer: _Trainer, version: int) -> None:
 
 @pytest.fixture
 def wide_engine(model: Path) -> Iterator[RemoteEngine]:
-    engine = RemoteEngine(spec_json(model, tensor_parallel=2), model, model.parent / "engine-tp2.log")
+    # Its reaper finds its workers by their variables, which a fork shows none of.
+    engine = RemoteEngine(spec_json(model, tensor_parallel=2), model, model.parent / "engine-tp2.log", cold=True)
     yield engine
     engine.process.kill()
     engine.process.wait(20)
