@@ -489,7 +489,7 @@ def test_a_reward_sees_the_turns_and_the_policy_s_last_words() -> None:
 
 def test_times_of_environments() -> None:
     times = EnvironmentTimes([1.0], [], Counter({FailureKind.DATA: 2}))
-    times.add(EnvironmentTimes([3.0], [2.0], Counter({FailureKind.INFRA: 1, FailureKind.DATA: 1})))
+    times += EnvironmentTimes([3.0], [2.0], Counter({FailureKind.INFRA: 1, FailureKind.DATA: 1}))
     assert times.metrics() == {
         "perf/env_reset_time/mean": 2.0, "perf/env_reset_time/p99": pytest.approx(2.98), "perf/env_reset_time/max": 3.0,
         "perf/env_step_time/mean": 2.0, "perf/env_step_time/p99": 2.0, "perf/env_step_time/max": 2.0,

@@ -257,13 +257,14 @@ class Job(ABC, Generic[H]):
             self._records.metrics(staleness_metrics(step))
         if derived.on_limit(self.spec) is not StalenessLimit.WAIT:
             self._records.metrics(limit_metrics(step))
-        if step.drafts.proposed:
+        if step.drafts is not None and step.drafts.proposed:
             self._records.metrics(draft_metrics(step.drafts))
         if self.spec.rollout.tail is not None:
             self._records.metrics(tail_metrics(step))
         if self.spec.episodes is not None:
             given_back = {"rollout/episodes/given_back_groups": float(step.given_back)}
-            self._records.metrics(episode_metrics(step.groups) | step.environments.metrics() | given_back)
+            times = {} if step.environments is None else step.environments.metrics()
+            self._records.metrics(episode_metrics(step.groups) | times | given_back)
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 Bounds = tuple[float, float]
-"""Unix seconds of a begin and of an end."""
+"""Unix seconds of a begin and of an end; or the least and the largest value of a difference of clocks."""
+_UNKNOWN: Bounds = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +25,21 @@ class RankTime:
     """Unix seconds by the driver's clock."""
 
 
-@dataclass(slots=True)
-class _Clock:
-    """How far a process's clock is ahead of the driver's, in seconds: somewhere between two bounds.
+def _narrowed(known: Bounds, driver: Bounds, process: Bounds) -> Bounds:
+    """Bounds of the seconds that a process's clock is ahead of the driver's, narrowed by a call.
 
     A process begins after it was called and ends before the driver sees that it did, which bounds it from both sides
     (D. L. Mills, RFC 5905, section 8, has the same four times).
     """
+    least, most = process[1] - driver[1], process[0] - driver[0]
+    low, high = max(known[0], least), min(known[1], most)
+    # Where they cross, the clock drifts, or was set.
+    return (low, high) if low <= high else (least, max(least, most))
 
-    least: float = -math.inf
-    most: float = math.inf
 
-    def narrow(self, driver: Bounds, process: Bounds) -> None:
-        least, most = process[1] - driver[1], process[0] - driver[0]
-        self.least, self.most = max(self.least, least), min(self.most, most)
-        if self.least > self.most:
-            # It drifts, or was set.
-            self.least, self.most = least, max(least, most)
-
-    @property
-    def ahead(self) -> float:
-        """None as long as it can be right."""
-        return min(max(0.0, self.least), self.most)
+def _ahead(bounds: Bounds) -> float:
+    """Seconds ahead: 0 as long as it can be right."""
+    return min(max(0.0, bounds[0]), bounds[1])
 
 
 @dataclass(slots=True)
@@ -55,7 +49,7 @@ class RankTimes:
     Processes of other nodes have other clocks: their times are moved into the bounds that the calls themselves give.
     """
 
-    _clocks: dict[str, _Clock] = field(default_factory=dict)
+    _clocks: dict[str, Bounds] = field(default_factory=dict)
     _work: dict[object, RankTime] = field(default_factory=dict)
     _open: set[object] = field(default_factory=set)
     """Streams that go on."""
@@ -84,9 +78,8 @@ class RankTimes:
             own: begin and end by the process's clock.
         """
         with self._lock:
-            clock = self._clocks.setdefault(process, _Clock())
-            clock.narrow(driver, own)
-            begin, end = (time - clock.ahead for time in own)
+            clock = self._clocks[process] = _narrowed(self._clocks.get(process, _UNKNOWN), driver, own)
+            begin, end = (time - _ahead(clock) for time in own)
             known = self._work.get(call)
             self._work[call] = RankTime(process, what, begin if known is None else known.begin, end)
 

@@ -117,10 +117,10 @@ class Generator:
             phase = self._calls.phase("eval")
             raise JobError(f"{phase}: the engines returned {asked - came} of {asked} responses")
 
-    def take_draft_counts(self) -> DraftCounts:
-        """The guesses of all engines since the last time."""
+    def take_draft_counts(self) -> DraftCounts | None:
+        """The guesses of all engines since the last time; None without speculative decoding."""
         if self._spec.rollout.speculative is None:
-            return DraftCounts()
+            return None
         return sum(self._calls.gather("eval", self._engines.call(Engine.take_draft_counts)), DraftCounts())
 
     def harvest(self, version: int) -> None:

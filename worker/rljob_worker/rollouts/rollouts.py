@@ -139,8 +139,10 @@ class Rollouts:
             # What an engine that was lost had returned stays; the rest of it grows in the others.
             if not lost or self._paused.is_set():
                 break
-        step.environments.add(self._growth.turns.take_times())
-        step.drafts += self.generator.take_draft_counts()
+        if (times := self._growth.turns.take_times()) is not None:
+            step.environments = times if step.environments is None else step.environments + times
+        if (drafts := self.generator.take_draft_counts()) is not None:
+            step.drafts = drafts if step.drafts is None else step.drafts + drafts
         step.rounds += 1
 
     def collect_rewards(self) -> None:

@@ -41,8 +41,8 @@ class Step:
     """Of these groups, by ordinal."""
     left: tuple[Group, ...] = ()
     """Groups that were open at its end: the next one's."""
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-    """Of speculative decoding, over all rounds."""
+    drafts: DraftCounts | None = None
+    """Guesses of speculative decoding, over all rounds; None without it."""
     long: bool = False
     """Whether it is for groups that tail batching deferred."""
     deferred: list[Group] = field(default_factory=list)
@@ -57,8 +57,8 @@ class Step:
     """[N], of the samples of the groups that are trained on."""
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
     """Of the engines, while they generated for it."""
-    environments: EnvironmentTimes = field(default_factory=EnvironmentTimes)
-    """How long environments took to answer."""
+    environments: EnvironmentTimes | None = None
+    """Seconds until environments answered; None without any."""
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
     """One a response, by group: what its trajectories hold."""
     trained: list[StepMetrics] = field(default_factory=list)

@@ -21,11 +21,11 @@ class EnvironmentTimes:
     failures: Counter[FailureKind] = field(default_factory=Counter)
     """Processes of environments that were lost (infra), and answers that were none or others than before."""
 
-    def add(self, others: EnvironmentTimes) -> None:
-        """Take others in."""
-        self.resets += others.resets
-        self.steps += others.steps
-        self.failures.update(others.failures)
+    def __add__(self, other: EnvironmentTimes) -> EnvironmentTimes:
+        """Both together."""
+        failures = self.failures.copy()
+        failures.update(other.failures)
+        return EnvironmentTimes(self.resets + other.resets, self.steps + other.steps, failures)
 
     def metrics(self) -> dict[str, float]:
         """Mean, 99th percentile and maximum, of what there is."""

@@ -172,8 +172,10 @@ class Turns:
         taken, self._given_back = self._given_back, []
         return taken
 
-    def take_times(self) -> EnvironmentTimes:
-        """How long environments took since the last time, and what went wrong with them, evaluations included."""
+    def take_times(self) -> EnvironmentTimes | None:
+        """Answer times and failures of environments since the last time, evaluations included; None without any."""
+        if not self._worlds:
+            return None
         taken, self._times = self._times, EnvironmentTimes()
         for hosts in self._hosts():
             counts = hosts.take_counts()
