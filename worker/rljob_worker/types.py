@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -77,6 +77,11 @@ class GenerationRequest:
     """Names its response among those of a generation; None: its place among them, which is not known to a caller whose
     requests may overtake each other."""
 
+    def __reduce__(self) -> tuple[type[GenerationRequest], tuple[object, ...]]:
+        """Pickle by the constructor: a dataclass with slots looks for its fields each time, hundreds in a rollout."""
+        named = self.prompt_token_ids, self.seed, self.sampled_token_ids, self.group, self.max_tokens, self.key
+        return GenerationRequest, named
+
     def limit(self, max_tokens: int) -> int:
         """Tokens at which it ends, where the sampling has `max_tokens`."""
         return max_tokens if self.max_tokens is None else self.max_tokens
@@ -111,6 +116,19 @@ class Generation:
     """The stop string that ended it, if any."""
     experts: ExpertArray | None = None
     """Of all tokens but the last, those of the prompt included; None where the engine does not tell them."""
+
+    def __reduce__(self) -> tuple[Callable[..., Generation], tuple[object, ...]]:
+        """Pickle by the bytes of the arrays: a rollout has hundreds, and an array takes as long as all else."""
+        ids, log_probs = np.asarray(self.token_ids, np.int64), np.asarray(self.log_probs, np.float32)
+        return _generation, (ids.tobytes(), log_probs.tobytes(), self.finish_reason, self.stop_text, self.experts)
+
+
+def _generation(
+    token_ids: bytes, log_probs: bytes, finish_reason: str, stop_text: str | None, experts: ExpertArray | None
+) -> Generation:
+    """A generation whose arrays cannot be written, as any that came through Ray."""
+    ids, values = np.frombuffer(token_ids, np.int64), np.frombuffer(log_probs, np.float32)
+    return Generation(ids, values, finish_reason, stop_text, experts)
 
 
 @dataclass(frozen=True, slots=True)

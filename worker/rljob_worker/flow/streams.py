@@ -159,7 +159,7 @@ class TokenStream:
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy sampled."""
-        return sum(len(span) for span in self.spans if span.kind is SpanKind.SAMPLED)
+        return sum([span.stop - span.start for span in self.spans if span.kind is SpanKind.SAMPLED])
 
     def tokens_by_version(self) -> Counter[int]:
         """How many tokens weights of each version sampled."""
