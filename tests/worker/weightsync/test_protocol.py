@@ -91,13 +91,13 @@ class Simulation:
                 state.bucket() is None or state.bucket().index > bucket - SLOT_COUNT for state in self.engines.values()
             )
             self.next_fill[who] += 1
-            if who in self.plan.buckets[bucket].trainers():
+            if who in self.plan.writers[bucket]:
                 self.from_trainer(filled(self.plan, who, bucket))
         elif action == "land":
             state = self.engines[who]
             bucket = state.bucket()
             assert bucket is not None
-            assert all(self.next_fill[p] > bucket.index for p in bucket.trainers())
+            assert all(self.next_fill[p] > bucket.index for p in self.plan.writers[bucket.index])
             expected = [1000 * bucket.index + number for number in range(len(self.plan.groups[bucket.index]))]
             assert state.digests() == expected
             state.landed()

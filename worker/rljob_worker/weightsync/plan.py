@@ -105,10 +105,6 @@ class Bucket:
             groups.setdefault((piece.trainer, piece.part.dim is not None), []).append((tensor, piece))
         return tuple(Group(trainer, tuple(pieces)) for (trainer, _), pieces in sorted(groups.items()))
 
-    def trainers(self) -> set[int]:
-        """Who writes into it."""
-        return {piece.trainer for tensor in self.tensors for piece in tensor.pieces}
-
 
 @dataclass(frozen=True)
 class SyncPlan:
@@ -152,9 +148,25 @@ class SyncPlan:
         return max(bucket.nbytes for bucket in self.buckets)
 
     @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """By bucket: the trainers that write into it, in order."""
+        return tuple(
+            tuple(sorted({piece.trainer for tensor in bucket.tensors for piece in tensor.pieces}))
+            for bucket in self.buckets
+        )
+
+    @cached_property
     def trainers(self) -> tuple[int, ...]:
         """Ranks that send something."""
-        return tuple(sorted(set().union(*(bucket.trainers() for bucket in self.buckets))))
+        return tuple(sorted(set().union(*self.writers)))
+
+    @cached_property
+    def buckets_of(self) -> dict[int, list[int]]:
+        """Trainer -> the buckets that it writes into, in order."""
+        return {
+            trainer: [bucket for bucket, writers in enumerate(self.writers) if trainer in writers]
+            for trainer in self.trainers
+        }
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -88,8 +88,8 @@ class TrainerState:
 
     def unfilled(self, bucket: Bucket, own: int) -> list[str]:
         """Other trainers than `own` that have yet to fill a bucket."""
-        others = sorted(bucket.trainers() - {own})
-        return [name for name in map(trainer_name, others) if bucket.index not in self._filled[name]]
+        others = (trainer_name(trainer) for trainer in self._plan.writers[bucket.index] if trainer != own)
+        return [name for name in others if bucket.index not in self._filled[name]]
 
     def _once(self, message: Message, engine: int, seen: set[int]) -> None:
         if engine in seen:
@@ -115,7 +115,6 @@ class EngineState:
 
     def __init__(self, plan: SyncPlan, version: int) -> None:
         self._plan, self._version = plan, version
-        self._own = {p: [b.index for b in plan.buckets if p in b.trainers()] for p in plan.trainers}
         self._filled = dict.fromkeys(plan.trainers, 0)
         self._digests: dict[int, dict[int, int]] = {}
         """Bucket -> number of a group of its pieces -> the trainer's digest."""
@@ -142,7 +141,7 @@ class EngineState:
     def _take_filled(self, message: Message, trainer: int) -> None:
         _same_plan(message, self._plan)
         _same_version(message, self._version)
-        own, index = self._own[trainer], message.body.get("bucket")
+        own, index = self._plan.buckets_of[trainer], message.body.get("bucket")
         count = self._filled[trainer]
         expected = own[count] if count < len(own) else None
         if index != expected or expected is None:
@@ -168,8 +167,8 @@ class EngineState:
             return []
         return [
             trainer_name(trainer)
-            for trainer in sorted(bucket.trainers())
-            if bucket.index in self._own[trainer][self._filled[trainer] :]
+            for trainer in self._plan.writers[bucket.index]
+            if self._filled[trainer] <= self._plan.buckets_of[trainer].index(bucket.index)
         ]
 
     def digests(self) -> list[int]:

@@ -230,7 +230,7 @@ class _Update:
         started = time.perf_counter()
         self._slots = slots
         for bucket, whole in zip(self._plan.buckets, self._whole_plan.buckets, strict=True):
-            tells = self._rank.number in bucket.trainers()
+            tells = self._rank.number in self._plan.writers[bucket.index]
             if tells or self._exchange is not None or self._end.delivers:
                 self._send_bucket(bucket, whole, tells)
         self.doing = "after the last bucket"
