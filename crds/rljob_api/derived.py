@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.profiles import PROFILES
-from rljob_api.spec import DataSource, DeviceGroupSpec, Mode, PodResources, RLJobSpec, TextEnvironmentSpec
+from rljob_api.spec import (
+    DataSource,
+    DeviceGroupSpec,
+    LoraHandover,
+    LoraSpec,
+    Mode,
+    PodResources,
+    RLJobSpec,
+    TextEnvironmentSpec,
+)
 from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 
@@ -331,3 +340,9 @@ def _any_answers_once(spec: RLJobSpec) -> bool:
 
 def _any_environment(spec: RLJobSpec) -> bool:
     return any(source.environment is not None for _, source in data_sources(spec))
+
+
+def adapters_apart(spec: RLJobSpec) -> LoraSpec | None:
+    """The job's adapters where engines have them beside the model's weights; None: engines have weights alone."""
+    lora = spec.training.lora
+    return lora if lora is not None and lora.handover == LoraHandover.ADAPTERS else None

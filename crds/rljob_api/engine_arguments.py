@@ -88,7 +88,7 @@ REFUSED = {
     **dict.fromkeys(("runner", "convert", "pooler_config", "enable_prompt_embeds", "tokens_only"), _ROLE),
     **dict.fromkeys(("model_impl", "worker_cls", "scheduler_cls", "logits_processors", "io_processor_plugin"), _OWN),
     **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "default_mm_loras"),
-                    "leave it out: all parameters are trained"),
+                    "leave it out: spec.training.lora says what engines have of adapters"),
     **dict.fromkeys(
         ("data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local", "data_parallel_address",
          "data_parallel_rpc_port", "data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_backend",

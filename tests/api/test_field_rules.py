@@ -164,6 +164,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training={backend: FSDP}", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
     (["training.fsdp={}"], ["spec.training.fsdp"]),
     (["training.lora={}"], ["spec.training.lora"]),
+    (["training={backend: FSDP, lora: {handover: Adapters}}"], ["spec.training.lora.handover"]),
+    (
+        [*APART, "training={backend: FSDP, lora: {rank: 12, handover: Adapters}}"],
+        ["spec.training.lora.rank"],
+    ),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
     (["rollout.tensorParallel=3"], ["spec.rollout.tensorParallel"]),
@@ -410,6 +415,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ACCEPTED: list[list[str]] = [
     ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
     ["training={backend: FSDP, lora: {rank: 8, alpha: 16, targets: [q_proj, v_proj]}}"],
+    ["training={backend: FSDP, lora: {rank: 12, handover: Merged}}"],
+    [*APART, "training={backend: FSDP, lora: {rank: 8, handover: Adapters}}"],
     ELASTIC,
     [*ELASTIC, "resources.rollout.minNodes=null", "rollout.tensorParallel=2", "resources.rollout.nodes=4"],
     [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],

@@ -33,6 +33,7 @@ GROUPS = (
         "vLLM, tensor parallel",
         "vLLM's hybrid models",
         "FSDP's rows into vLLM",
+        "adapters into vLLM",
     ),
     (
         "engines apart: the bits of one machine",

@@ -7,8 +7,18 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.rules.core import Rule
 from rljob_api.rules.infrastructure import trainer_devices
-from rljob_api.spec import Recompute, RLJobSpec, TrainingBackend, TrainingSpec
+from rljob_api.spec import (
+    LoraHandover,
+    LoraSpec,
+    Mode,
+    Recompute,
+    RLJobSpec,
+    TrainingBackend,
+    TrainingSpec,
+)
 
+_RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Of vLLM 0.23's memory for adapters (vllm/config/lora.py, MaxLoRARanks): a smaller one would leave a part unused."""
 _ROWS = "FSDP divides parameters row by row, and gathers each layer whole"
 
 
@@ -46,6 +56,27 @@ BACKENDS = (
         allowed="only with backend FSDP",
         check=lambda training: training.lora is None or training.backend == TrainingBackend.FSDP,
         cel="!has(self.lora) || self.backend == 'FSDP'",
+    ),
+    Rule(
+        on=LoraSpec,
+        field="rank",
+        wrong="engines have memory for adapters of other ranks",
+        allowed=f"{', '.join(map(str, _RANKS[:-1]))} or {_RANKS[-1]} with handover Adapters; any rank with Merged",
+        check=lambda lora: lora.handover != LoraHandover.ADAPTERS or lora.rank in _RANKS,
+        cel=f"self.handover != 'Adapters' || self.rank in {list(_RANKS)}",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.lora.handover",
+        wrong="engines that sleep while others train forget adapters",
+        allowed="Merged, or mode Disaggregated or Async",
+        check=lambda spec: (
+            spec.training.lora is None
+            or spec.training.lora.handover != LoraHandover.ADAPTERS
+            or spec.mode != Mode.COLOCATED
+        ),
+        cel="self.mode != 'Colocated' || !has(self.training) || !has(self.training.lora)"
+        " || self.training.lora.handover != 'Adapters'",
     ),
     _uncut("tensorParallel", "tensor_parallel"),
     _uncut("pipelineParallel", "pipeline_parallel"),

@@ -73,6 +73,7 @@ from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
 from rljob_api.spec.sandbox import Isolation, SandboxSpec
 from rljob_api.spec.training import (
     FsdpSpec,
+    LoraHandover,
     LoraSpec,
     LrSchedule,
     OptimizerSpec,
@@ -111,6 +112,7 @@ __all__ = [
     "KeepBestSpec",
     "KlEstimator",
     "KlSpec",
+    "LoraHandover",
     "LoraSpec",
     "LossAggregation",
     "LrSchedule",

@@ -89,9 +89,16 @@ class FsdpSpec(ApiModel):
 ModuleName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9_]+$")]
 
 
+class LoraHandover(StrEnum):
+    """What engines get of adapters."""
+
+    MERGED = "Merged"
+    ADAPTERS = "Adapters"
+
+
 class LoraSpec(ApiModel):
-    """Low-rank adapters: of a linear module with weights W, A and B are trained, and W + alpha / rank B A is what both
-    trainers and engines compute with, rounded to the format of W."""
+    """Low-rank adapters: of a linear module with weights W, A and B are trained; trainers and engines compute with
+    W + alpha / rank B A."""
 
     rank: Annotated[int, Field(ge=1, le=512, json_schema_extra={"format": "int32"})] = 16
     """Rows of A and columns of B."""
@@ -100,6 +107,10 @@ class LoraSpec(ApiModel):
     targets: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] | None = None
     """Names of linear modules in the model's layers, such as `q_proj`; default: all of them. Experts that are one
     parameter of many, the embedding and the head stay as they are."""
+    handover: LoraHandover = LoraHandover.MERGED
+    """`Merged`: engines get whole weights with the adapters in them, rounded to the format of W, and trainers compute
+    with the same bits. `Adapters`: engines get A and B alone, a hundredth of the bytes, and compute with them beside W,
+    which takes them longer; only in mode `Disaggregated` or `Async`."""
 
 
 class TrainingSpec(ApiModel):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from published_models import CONFIGS, PARAMETERS
 from support.architectures import ARCHITECTURES
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from rljob_worker.models.transformers_model import TransformersModel, elements
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass, saved_bytes
 from rljob_worker.planning.job_shape import JobShape, job_shape, largest_micro_batch
+from rljob_worker.planning.memory import handed_over
 from rljob_worker.planning.plan import plan_memory
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.pieces import rows_of
@@ -131,6 +133,32 @@ def test_adapters_are_planned_as_real_ones_are() -> None:
     assert [table.peak.total for table in plan.devices] < [table.peak.total for table in full.devices]
     kl = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"kl": KlSpec(coefficient=0.1)})})
     assert not any("reference" in phase.components for phase in plan_memory(kl, model).hosts[0].phases)
+
+
+def apart(lora: dict[str, Any]) -> RLJobSpec:
+    resources = {"profile": "cpu", "trainer": {"devicesPerNode": 2}, "rollout": {"devicesPerNode": 1}}
+    given = spec_of().model_dump(mode="json", by_alias=True, exclude_none=True)
+    training = {"backend": "FSDP", "lora": lora}
+    return RLJobSpec.model_validate(given | {"mode": "Async", "resources": resources, "training": training})
+
+
+def test_adapters_alone_are_a_hundredth_of_what_engines_get() -> None:
+    model = TransformersModel.from_hf(CONFIGS["Qwen3-4B"])
+    of_adapters, of_model = (
+        sum(elements((shape,)) for _, shape in handed_over(apart({"rank": 16, "handover": handover}), model))
+        for handover in ("Adapters", "Merged")
+    )
+    assert of_model == PARAMETERS["Qwen3-4B"]
+    assert 0.005 < of_adapters / of_model <= 0.01
+
+
+def test_adapters_alone_are_in_the_engine_and_not_merged() -> None:
+    model = TransformersModel.from_hf(ARCHITECTURES["llama"])
+    alone, merged = (plan_memory(apart({"rank": 8, "handover": which}), model) for which in ("Adapters", "Merged"))
+    assert merged.handed_over == merged.of_model
+    assert alone.engine.weights == merged.engine.weights + alone.handed_over
+    rows = [{phase.phase: phase.components for phase in plan.devices[0].phases} for plan in (alone, merged)]
+    assert ["merged" in phases["update_weights"] for phases in rows] == [False, True]
 
 
 def test_activations_with_adapters_are_the_saved_tensors_of_a_real_pass() -> None:

@@ -134,6 +134,16 @@ def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
     return result | {"computed_with": dict(zip(names, seen)), "rounding": rounding}
 
 
+def run_apart(trainer: Trainer, folder: Path, save: str) -> Result:
+    """As `run`, of adapters that are handed over alone; and the rows of A and B that this rank has."""
+    result = run(trainer, folder, save)
+    rank = trainer._backend.rank  # type: ignore[attr-defined]
+    trained = {name: rows.clone() for name, rows in rank.shards.trained.items()}
+    with trainer._backend.reference():
+        result["reference_scores"] = scores(trainer)
+    return result | {"trained": trained}
+
+
 def refused(trainer: Trainer, folder: Path, saved: str) -> Result:
     """A state that is none of this job's changes nothing."""
     before = state(trainer)
@@ -209,6 +219,7 @@ def copies_of(shards: int) -> AbstractContextManager[object]:
 
 FSDP = {"backend": "FSDP"} | MANY_TERMS
 LORA = FSDP | {"lora": {"rank": 5, "alpha": 20}}
+APART = FSDP | {"lora": {"rank": 8, "alpha": 24, "handover": "Adapters"}}
 Case = tuple[int, str, dict[str, Any], Callable[[Trainer, Path], Result]]
 """Ranks, model, training, what is done."""
 CASES: dict[str, Case] = {
@@ -252,6 +263,9 @@ CASES: dict[str, Case] = {
     "lora_three": (3, "dense", LORA, run_adapters),
     "lora_two_by_two": (4, "dense", LORA, run_adapters),
     "lora_two_by_two_moe": (4, "moe", LORA, run_adapters),
+    "lora_eight": (1, "dense", FSDP | {"lora": {"rank": 8, "alpha": 24}}, run),
+    "lora_apart": (2, "dense", APART, lambda t, f: run_apart(t, f, "from_apart")),
+    "lora_apart_resumed": (2, "dense", APART, lambda t, f: load(t, f, "from_apart")),
     "lora_released": (2, "dense", LORA | {"memorySaver": {"releaseProcessGroups": True}}, run_adapters),
     "two_released": (2, "dense", FSDP | {"memorySaver": {"releaseProcessGroups": True}}, run),
 }

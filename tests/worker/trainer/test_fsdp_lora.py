@@ -12,6 +12,7 @@ from test_trainer import Results, whole_tensors
 pytestmark = pytest.mark.slow
 
 FEW = ["lora", "lora_two", "lora_blocks", "lora_bf16", "lora_resumed", "lora_to_one"]
+APART = ["lora_eight", "lora_apart", "lora_apart_resumed"]
 REFUSED = ["lora_elsewhere", "lora_rank", "lora_none", "lora_megatron"]
 MANY = ["lora", "lora_two", "lora_three", "lora_released", "lora_two_by_two", "lora_two_by_two_moe"]
 LONG = unless_all("three and four ranks")
@@ -19,7 +20,7 @@ LONG = unless_all("three and four ranks")
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch(tmp_path_factory.mktemp("lora"), 2, FEW + REFUSED)
+    return launch(tmp_path_factory.mktemp("lora"), 2, FEW + APART + REFUSED)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return launch(tmp_path_factory.mktemp("lora"), 4, MANY)
 
 
-def equal_to_one_rank(results: Results, case: str) -> None:
-    expected = results["lora"]
+def equal_to_one_rank(results: Results, case: str, one: str = "lora") -> None:
+    expected = results[one]
     for result in results.ranks(case):
         for got, want in zip([*result["metrics"], result["last"]], [*expected["metrics"], expected["last"]]):
             assert got["train/loss"] == pytest.approx(want["train/loss"], abs=1e-6)
@@ -65,6 +66,19 @@ def test_engines_get_the_bits_that_are_computed_with(few: Results, case: str) ->
 @pytest.mark.parametrize("case", ["lora_two", "lora_blocks"])
 def test_two_ranks_are_one(few: Results, case: str) -> None:
     equal_to_one_rank(few, case)
+
+
+def test_adapters_beside_weights_are_those_within(few: Results) -> None:
+    """In fp32 it makes no difference which is added up first; what is handed over is A, and B with its scale."""
+    equal_to_one_rank(few, "lora_apart", "lora_eight")
+    handed = whole_tensors(rank["last_pieces"] for rank in few.ranks("lora_apart"))
+    parts = [rank["trained"] for rank in few.ranks("lora_apart")]
+    assert handed.keys() == parts[0].keys()
+    for name, tensor in handed.items():
+        whole = torch.cat([part[name] for part in parts])
+        assert torch.equal(tensor, whole * 3 if name.endswith("B") else whole), name
+    for expected, got in zip(few.ranks("lora_apart"), few.ranks("lora_apart_resumed"), strict=True):
+        assert got["last"] == expected["last"]
 
 
 def test_lost_in_rounding(few: Results) -> None:

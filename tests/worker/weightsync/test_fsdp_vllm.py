@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.architectures import ARCHITECTURES
@@ -20,19 +21,41 @@ _names = sorted(ARCHITECTURES)
 DRAWN = _names if NONE_SKIPPED else [random.Random(f"{SEED} architectures").choice(_names)]
 
 
-@pytest.mark.slow
-@unless_drawn("FSDP's rows into vLLM")
-@pytest.mark.parametrize("name", DRAWN)
-def test_an_engine_with_rows_of_three_ranks_computes_as_transformers(name: str) -> None:
-    command = [sys.executable, str(HERE / "fsdp_vllm_process.py"), name]
+def result_of(program: str, *arguments: str) -> dict[str, Any]:
+    """What a process of its own found, whose sync was verified."""
+    command = [sys.executable, str(HERE / program), *arguments]
     path = os.pathsep.join([str(HERE), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     [line] = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    result = json.loads(line)
-    print(f"{name}: {result}")
+    result: dict[str, Any] = json.loads(line)
+    print(f"{arguments}: {result}")
     assert result["failure"] == ""
     assert result["verified"]
+    return result
+
+
+@pytest.mark.slow
+@unless_drawn("FSDP's rows into vLLM")
+@pytest.mark.parametrize("name", DRAWN)
+def test_an_engine_with_rows_of_three_ranks_computes_as_transformers(name: str) -> None:
+    result = result_of("fsdp_vllm_process.py", name)
     assert result["from_new"] <= FURTHEST.get(name, 1e-5), result
     assert result["from_old"] > 0.5, result
+
+
+@pytest.mark.slow
+@unless_drawn("adapters into vLLM")
+@pytest.mark.parametrize(
+    ("name", "targets", "modules"),
+    # Of a fused module of the engine all parts, and one.
+    [("llama", [], 14), ("qwen2", ["q_proj", "down_proj"], 4)],
+)
+def test_adapters_of_three_ranks_land_beside_weights_that_stay(name: str, targets: list[str], modules: int) -> None:
+    result = result_of("adapters_vllm_process.py", name, *targets)
+    assert result["modules"] == modules
+    assert result["bytes"] == result["expected"]
+    assert result["before"] <= 1e-5, "adapters of zeros change nothing"
+    assert result["first"] <= 1e-5, result
+    assert result["old"] > 0.1, result

@@ -45,7 +45,7 @@ EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
 EXTENSION_ON_DEVICES = "separate_extension.SeparateDeviceExtension"
 
 
-def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) -> Any:
+def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str, **more: object) -> Any:
     from vllm import LLM
 
     hybrid = {"language_model_only": True, "mamba_ssm_cache_dtype": "float32"}
@@ -61,6 +61,7 @@ def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) 
         worker_extension_cls=extension,
         disable_log_stats=True,
         **(hybrid if ModelFacts.from_hf(folder).language_half else {}),
+        **more,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rljob_api.derived import longest_sequence, max_sequences, prompts_have_room
+from rljob_api.derived import adapters_apart, longest_sequence, max_sequences, prompts_have_room
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
+from rljob_worker.engine.adapters import adapted_names
 from rljob_worker.engine.platforms import MERGED, engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import ModelFacts
@@ -73,6 +74,11 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
             "prompt_lookup_min": rollout.speculative.min_match,
             "prompt_lookup_max": rollout.speculative.max_match,
         }
+    lora = adapters_apart(spec)
+    if lora is not None:
+        own |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": lora.rank}
+        # What has no adapter is computed as without any: vLLM 0.23 gives no prompt's log-probabilities otherwise.
+        own["lora_target_modules"] = adapted_names(model_folder, lora)
     if rollout.router_replay:
         own["enable_return_routed_experts"] = True
     own |= engine_platform(device_kind(spec.resources).name).arguments(spec)

@@ -19,6 +19,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import check_profile, get_device
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.devices.profiling import ProfileOrder, ProfileResult
+from rljob_worker.engine.adapters import load_policy_adapter
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.generation import StepLoop
@@ -139,7 +140,8 @@ class Engine:
             meet_in(Path(self._folder or self._meeting_place.name))
             self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
-            self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers())
+            adapter = load_policy_adapter(self._engine, self.spec, Path(self.model_folder))
+            self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers(), adapter)
             self._service = RequestService(self._loop)
             self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
             if self.devices is None:

@@ -20,6 +20,7 @@ from rljob_worker.upstream.switches import SEED
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as VllmSamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.engine.core_client import EngineCoreClient
@@ -52,12 +53,18 @@ class StepLoop:
         core: vLLM's engine core client.
         tokenizer: a fast Hugging Face tokenizer for stop strings; None where there is none.
         moe_layers: the layers whose experts are returned with each response; None: no experts are.
+        adapter: what all requests are computed with; None: with the model's weights alone.
     """
 
     def __init__(
-        self, core: EngineCoreClient, tokenizer: TokenizerLike | None, moe_layers: IntArray | None = None
+        self,
+        core: EngineCoreClient,
+        tokenizer: TokenizerLike | None,
+        moe_layers: IntArray | None = None,
+        adapter: LoRARequest | None = None,
     ) -> None:
         self._core = core
+        self._adapter = adapter
         self._tokenizer = tokenizer
         self._moe_layers = moe_layers
         self._next_id = 0
@@ -151,7 +158,7 @@ class StepLoop:
     def _request(self, prompt: list[int], params: VllmSamplingParams) -> str:
         request_id = str(self._next_id)
         self._next_id += 1
-        self._core.add_request(_core_request(request_id, prompt, params))
+        self._core.add_request(_core_request(request_id, prompt, params, self._adapter))
         return request_id
 
     def _detokenizer(self, request: EngineCoreRequest) -> IncrementalDetokenizer:
@@ -224,7 +231,9 @@ def _until_stop(detokenizer: IncrementalDetokenizer, tokens: list[int], ended: b
     return tokens, None
 
 
-def _core_request(request_id: str, prompt: list[int], params: VllmSamplingParams) -> EngineCoreRequest:
+def _core_request(
+    request_id: str, prompt: list[int], params: VllmSamplingParams, adapter: LoRARequest | None = None
+) -> EngineCoreRequest:
     from vllm.v1.engine import EngineCoreRequest
 
     return EngineCoreRequest(
@@ -234,7 +243,7 @@ def _core_request(request_id: str, prompt: list[int], params: VllmSamplingParams
         sampling_params=params,
         pooling_params=None,
         arrival_time=0.0,
-        lora_request=None,
+        lora_request=adapter,
         cache_salt=None,
         data_parallel_rank=None,
     )

@@ -1,8 +1,9 @@
-"""Low-rank adapters of linear modules, whose weights computation takes merged and rounded.
+"""Low-rank adapters of linear modules.
 
-Of a module with weights W [out, in], A [rank, in] and B [out, rank] are trained (Hu et al., "LoRA", 2021). Trainers and
-engines compute with W + scale B A in W's format: an engine that merges, beside a trainer that does not, would sample
-with other weights than are trained. W itself is never written, so that nothing is lost by merging again and again.
+Of a module with weights W [out, in], A [rank, in] and B [out, rank] are trained (Hu et al., "LoRA", 2021). Handed over
+merged, trainers and engines compute with W + scale B A in W's format: an engine that merges, beside a trainer that does
+not, would sample with other weights than are trained. W itself is never written, so that nothing is lost by merging
+again and again. Handed over as adapters, both add x A (scale B) to x W, with A and scale B in W's format.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from rljob_api.spec import LoraSpec
+from rljob_api.spec import LoraHandover, LoraSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.checkpoint_views import CheckpointView
 
@@ -30,6 +31,11 @@ A, B = "lora_A", "lora_B"
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """scale B A, fp32 [out, in]. Multiplied beforehand: what follows is one addition, which rounds alike everywhere."""
     return (b * scale) @ a
+
+
+def scaled(b: Tensor, scale: float) -> Tensor:
+    """Scale B, fp32: engines have no scale of their own."""
+    return b * scale
 
 
 def merged(weight: Tensor, change: Tensor) -> Tensor:
@@ -66,21 +72,26 @@ class LoraLinear(nn.Linear):
         base: on meta, its parameters become this module's.
         rank: of the adapter.
         scale: of B A.
+        merges: whether it computes with the merged, rounded weights.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, scale: float, *, merges: bool = True) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device="meta"))
         self.lora_B = nn.Parameter(torch.empty(base.out_features, rank, device="meta"))
-        self.scale = scale
+        self.scale, self.merges = scale, merges
         self.adapted = True
 
     def forward(self, x: Tensor) -> Tensor:
         """X times the merged weights and the bias; without the adapter where it is off."""
         if not self.adapted:
             return nn.functional.linear(x, self.weight, self.bias)
+        if not self.merges:
+            a, b = self.lora_A.to(x.dtype), scaled(self.lora_B, self.scale).to(x.dtype)
+            beside = nn.functional.linear(nn.functional.linear(x, a), b)
+            return nn.functional.linear(x, self.weight, self.bias) + beside
         product: Tensor = _MergedProduct.apply(x, self.weight, self.bias, self.lora_A, self.lora_B, self.scale)
         return product
 
@@ -145,11 +156,12 @@ def add_adapters(model: HfModel, lora: LoraSpec, dtype: torch.dtype, where: str)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = torch.empty_like(parameter, dtype=dtype, device="meta")
+    merges = lora.handover is LoraHandover.MERGED
     for module in adapted_modules(linear_modules(model), lora, where):
         base = model.get_submodule(module.name)
         assert isinstance(base, nn.Linear)
         parent, _, name = module.name.rpartition(".")
-        setattr(model.get_submodule(parent), name, LoraLinear(base, lora.rank, lora.alpha / lora.rank))
+        setattr(model.get_submodule(parent), name, LoraLinear(base, lora.rank, lora.alpha / lora.rank, merges=merges))
 
 
 def adapters_of(model: nn.Module) -> dict[str, LoraLinear]:

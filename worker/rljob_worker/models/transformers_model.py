@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from rljob_api.spec import LoraSpec
-from rljob_worker.models.adapters import LinearModule, adapted_modules, linear_modules
+from rljob_worker.models.adapters import A, B, LinearModule, adapted_modules, linear_modules
 from rljob_worker.models.checkpoint_views import checkpoint_views
 from rljob_worker.models.facts import ModelFacts, facts_of, hf_config, hf_source
 from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names
@@ -74,6 +74,16 @@ class TransformersModel(ModelFacts):
             tuple(shape for module in chosen if module.layer == layer for shape in module.adapter(lora.rank))
             for layer in range(self.num_layers)
         )
+
+
+def adapter_tensors(model: TransformersModel, lora: LoraSpec) -> list[tuple[str, tuple[int, int]]]:
+    """Name and shape of each tensor of a model's adapters."""
+    chosen = adapted_modules(model.linear, lora, f"this {model.model_type} model")
+    return [
+        (f"{module.name}.{which}", shape)
+        for module in chosen
+        for which, shape in zip((A, B), module.adapter(lora.rank), strict=True)
+    ]
 
 
 def elements(shapes: Shapes) -> int:

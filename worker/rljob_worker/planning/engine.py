@@ -42,7 +42,13 @@ class EngineMemory:
 
 
 def engine_memory(
-    spec: RLJobSpec, model: TrainedModel, job: JobShape, device_bytes: int | None, outside: int, module_elements: int
+    spec: RLJobSpec,
+    model: TrainedModel,
+    job: JobShape,
+    device_bytes: int | None,
+    outside: int,
+    module_elements: int,
+    adapter_elements: int = 0,
 ) -> EngineMemory:
     """What vLLM will allocate.
 
@@ -56,10 +62,11 @@ def engine_memory(
         job: what the job is made of.
         device_bytes: memory of a device; None on cpu.
         outside: bytes of the engine's process that torch did not allocate (runtime, communicators).
+        adapter_elements: of what it has beside the model's weights.
         module_elements: of the largest group of tensors that the layerwise reload completes at once.
     """
     size, tp = itemsize(spec), job.engine_tp
-    weights = _weights(model, tp) * size
+    weights = _weights(model, tp) * size + adapter_elements * size
     work = _step(spec, model, tp, size, device_bytes)
     per_token = kv_bytes_per_token(model, tp, size)
     cache = spec.rollout.kv_cache_bytes

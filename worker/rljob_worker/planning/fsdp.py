@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rljob_api.spec import LoraSpec, Recompute, RLJobSpec
+from rljob_api.spec import LoraHandover, LoraSpec, Recompute, RLJobSpec
 from rljob_worker.models.adapters import add_adapters
 from rljob_worker.models.hf_model import build_hf_model, has_packed_attention, plain_head
 from rljob_worker.models.transformers_model import TransformersModel, elements
@@ -45,7 +45,7 @@ def fsdp_state(spec: RLJobSpec, model: TransformersModel, job: JobShape) -> Trai
         optimizer=2 * sum(trained) * _FP32,
         exchanged=0,
         on_device=2 * min(sum(trained), max(BUCKET_ELEMENTS, max(trained))) * _FP32,
-        merging=sum(map(elements, model.adapters(lora))) * _FP32 + _merged(spec, model),
+        merging=_merging(spec, model),
     )
 
 
@@ -103,9 +103,19 @@ def _saved(spec: RLJobSpec, model: TransformersModel, batch: MicroBatch) -> Save
     return saved_bytes(model.config, batch.tokens, batch.longest, batch.responses, itemsize(spec), given)
 
 
+def _merges(spec: RLJobSpec) -> bool:
+    return spec.training.lora is not None and spec.training.lora.handover is LoraHandover.MERGED
+
+
+def _merging(spec: RLJobSpec, model: TransformersModel) -> int:
+    if not _merges(spec):
+        return 0
+    return sum(map(elements, model.adapters(spec.training.lora))) * _FP32 + _merged(spec, model)
+
+
 def _merged(spec: RLJobSpec, model: TransformersModel) -> int:
     """One module's weights with its adapter: the product and the sum in fp32, and the sum rounded."""
-    if spec.training.lora is None:
+    if not _merges(spec):
         return 0
     return max(module.inputs * module.outputs for module in model.linear) * (2 * _FP32 + itemsize(spec))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from rljob_api.spec import MemorySaverMode, Precision, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
+from rljob_worker.models.transformers_model import TransformersModel, adapter_tensors
 from rljob_worker.planning.activations import PassBytes, forward_pass, training_pass
 from rljob_worker.planning.communicators import communicator_bytes, engine_groups, trainer_groups
 from rljob_worker.planning.engine import engine_memory
 from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass
-from rljob_worker.planning.job_shape import JobShape, MicroBatch
+from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.planning.tables import GIB, KEPT_FREE, Bytes, MemoryTable, PhaseMemory, used
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, largest_module, slot_bytes
@@ -46,6 +48,15 @@ class Rank:
     forward: PassBytes
 
 
+def handed_over(spec: RLJobSpec, model: TrainedModel) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of what engines get in each step."""
+    lora = derived.adapters_apart(spec)
+    if lora is None:
+        return list(checkpoint_tensors(model).trained)
+    assert isinstance(model, TransformersModel), "rules: adapters are FSDP's"
+    return [*adapter_tensors(model, lora)]
+
+
 class Planner:
     """Puts the parts together, phase by phase."""
 
@@ -57,7 +68,10 @@ class Planner:
         self._engines_per_node = derived.engines_per_node(spec)
         self._cpu = job.kind == "cpu"
         self._saver = spec.memory_saver.mode is not MemorySaverMode.OFF
-        manifest = list(checkpoint_tensors(model).trained)
+        manifest = handed_over(spec, model)
+        size = itemsize(spec)
+        self.handed_over = sum(math.prod(shape) for _, shape in manifest) * size
+        self.of_model = sum(math.prod(shape) for _, shape in checkpoint_tensors(model).trained) * size
         engine_communicators = communicator_bytes(spec, job, engine_groups(model, job))
         runtime = RUNTIME_BYTES[job.kind]
         dtype = _dtype(spec.training.precision)
@@ -68,7 +82,13 @@ class Planner:
             slice_bytes=HOST_SLICE_BYTES if self._cpu else None,
         )
         self.engine = engine_memory(
-            spec, model, job, device_bytes, engine_communicators + runtime, largest_module(manifest)
+            spec,
+            model,
+            job,
+            device_bytes,
+            engine_communicators + runtime,
+            largest_module(manifest),
+            adapter_elements=0 if derived.adapters_apart(spec) is None else self.handed_over // size,
         )
         slots = 0 if self._cpu else self.slots
         trainer_communicators = communicator_bytes(spec, job, trainer_groups(model, job))

@@ -44,7 +44,8 @@ def plan_memory(
     longest = None
     if device_bytes is not None and isinstance(model, ModelConfig):
         longest = _longest(lambda length: _fits(planner, device_bytes, length))
-    return MemoryPlan(job, planner.engine, batch, devices, hosts, source, longest)
+    handed, whole = planner.handed_over, planner.of_model
+    return MemoryPlan(job, planner.engine, batch, devices, hosts, source, handed, whole, longest)
 
 
 def _fits(planner: Planner, device_bytes: int, length: int) -> bool:

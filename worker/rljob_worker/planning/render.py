@@ -48,7 +48,8 @@ def as_renderable(
     parts: list[RenderableType] = []
     for table in plan.tables:
         parts += [_table(table, unit, size), Text(_verdict(table, unit, size)), Text()]
-    parts += [Text(line) for line in [*_longest(plan), *_cache(plan, hint), *_advice(plan, remedies, unit, size)]]
+    lines = [*_longest(plan), *_cache(plan, hint), *_handed_over(plan), *_advice(plan, remedies, unit, size)]
+    parts += [Text(line) for line in lines]
     parts += [Text(), Text("assumed:"), *(Text(f"- {line}") for line in assumed)]
     return Group(*parts)
 
@@ -78,6 +79,7 @@ def as_json(plan: MemoryPlan, remedies: Remedies | None, hint: Change | None, as
             "longest_sequences": plan.engine.sequences,
             "hint": None if hint is None else hint.setting,
         },
+        "handed_over": plan.handed_over,
         "remedies": None
         if remedies is None
         else {
@@ -137,6 +139,13 @@ def _longest(plan: MemoryPlan) -> list[str]:
     if plan.longest is None:
         return []
     return [f"longest sequence that a trainer's device can train on, by itself in a micro-batch: {plan.longest} tokens"]
+
+
+def _handed_over(plan: MemoryPlan) -> list[str]:
+    if plan.handed_over == plan.of_model:
+        return []
+    share = plan.handed_over / plan.of_model
+    return [f"engines get {plan.handed_over / 2**20:.1f} MiB in a step: {share:.2%} of the model's weights"]
 
 
 def _cache(plan: MemoryPlan, hint: Change | None) -> list[str]:

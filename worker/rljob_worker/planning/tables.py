@@ -62,6 +62,10 @@ class MemoryPlan:
     hosts: list[MemoryTable]
     """Of the fullest node of each group."""
     device_source: str
+    handed_over: int
+    """Bytes that an engine gets in a step."""
+    of_model: int
+    """Bytes of all tensors of the model in that format."""
     longest: int | None = None
     """Tokens of the longest sequence that fits a trainer's device as a micro-batch of its own; None: not known."""
 

@@ -95,6 +95,49 @@ class InputBatch(Protocol):
         ...
 
 
+class AdaptedLayer(Protocol):
+    """A module that adds what adapters compute (`BaseLinearLayerWithLoRA`)."""
+
+    @property
+    def lora_a_stacked(self) -> Sequence[torch.Tensor]:
+        """[slots, 1, rank, in] of each part of a fused module."""
+        ...
+
+    @property
+    def lora_b_stacked(self) -> Sequence[torch.Tensor]:
+        """[slots, 1, out, rank] of each."""
+        ...
+
+    def set_lora(self, index: int, lora_a: object, lora_b: object) -> None:
+        """Copy an adapter into a slot: a tensor each, or a list with one or None for each part of a fused module."""
+
+
+class AdapterManager(Protocol):
+    """The adapters of a model (`LoRAModelManager`)."""
+
+    @property
+    def modules(self) -> Mapping[str, AdaptedLayer]:
+        """By name."""
+        ...
+
+    @property
+    def packed_modules(self) -> Mapping[str, Sequence[str]]:
+        """Fused module -> names of its parts."""
+        ...
+
+    @property
+    def lora_index_to_id(self) -> Sequence[int | None]:
+        """The adapter in each slot."""
+        ...
+
+
+class WorkerAdapters(Protocol):
+    """A worker's adapters (`WorkerLoRAManager`)."""
+
+    @property
+    def _adapter_manager(self) -> AdapterManager: ...
+
+
 class ModelRunner(Protocol):
     """Holder of a worker's model."""
 
@@ -116,6 +159,11 @@ class ModelRunner(Protocol):
     @property
     def input_batch(self) -> InputBatch:
         """Batch of the running step."""
+        ...
+
+    @property
+    def lora_manager(self) -> WorkerAdapters:
+        """Only where the engine was started with adapters."""
         ...
 
     @property

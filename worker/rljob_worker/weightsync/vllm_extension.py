@@ -29,14 +29,16 @@ from rljob_worker.weightsync.messages import (
     LandBucket,
     WorkerReport,
 )
+from rljob_worker.weightsync.places import Owner, Places, Taken
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.route import Receiver, Route
 from rljob_worker.weightsync.routes import route_from
 from rljob_worker.weightsync.slots import SLOT_COUNT, Batch, Checksum, Digest, Move
-from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Taken
+from rljob_worker.weightsync.vllm_adapters import AdapterPlaces
+from rljob_worker.weightsync.vllm_layout import ModelLayout
 
 if TYPE_CHECKING:
-    from rljob_worker.upstream.vllm_types import Model
+    pass
 
 _log = logging.getLogger(__name__)
 W = TypeVar("W", bound="WeightLandingExtension")
@@ -76,7 +78,7 @@ class Landing:
     call where it has no others. Any other module is begun, filled and packed as its tensors come.
     """
 
-    def __init__(self, layout: ModelLayout, plan: SyncPlan, receiver: Receiver, version: int) -> None:
+    def __init__(self, layout: Places, plan: SyncPlan, receiver: Receiver, version: int) -> None:
         self.version = version
         self._layout, self._plan, self._receiver = layout, plan, receiver
         self._slots = receiver.slots
@@ -181,7 +183,7 @@ class Landing:
         numbers = range(len(self._plan.groups[bucket.index]))
         return [digests[number].begun() if number in digests else None for number in numbers]
 
-    def _complete(self, name: str, modules: Sequence[Module]) -> None:
+    def _complete(self, name: str, modules: Sequence[Owner]) -> None:
         """All rows of a tensor are here: of some modules it may have been the last."""
         staged = self._staged.pop(name, None)
         if staged is not None:
@@ -284,7 +286,7 @@ class WeightLandingExtension:
     rank: int
     """Of this worker in its engine."""
     _rljob_end: tuple[tuple[str, list[str], str], Receiver, SyncPlan] | None = None
-    _rljob_layout: ModelLayout | None = None
+    _rljob_layout: Places | None = None
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         """vLLM makes its worker in every worker process, before groups and model: what is changed there is, here."""
@@ -322,7 +324,7 @@ class WeightLandingExtension:
             self._rljob_sync = None
         model = self.model_runner.model
         if self._rljob_layout is None or not self._rljob_layout.holds(model):
-            self._rljob_layout = _layout(model, plan, message["version"])
+            self._rljob_layout = _places(self.model_runner, plan, message["version"])
         self._rljob_sync = Landing(self._rljob_layout, plan, receiver, message["version"])
         return {"seconds": {"begin": time.perf_counter() - started}}
 
@@ -377,8 +379,11 @@ def _plan(message: BeginSync, route: Route) -> SyncPlan:
     return plan
 
 
-def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
+def _places(runner: ModelRunner, plan: SyncPlan, version: int) -> Places:
+    adapters = getattr(runner, "lora_manager", None)
     try:
-        return ModelLayout(model, plan.shapes, plan.torch_dtype)
+        if adapters is not None:
+            return AdapterPlaces(runner.model, adapters._adapter_manager, plan.shapes, plan.torch_dtype)
+        return ModelLayout(runner.model, plan.shapes, plan.torch_dtype)
     except WeightSyncError as error:
         raise WeightSyncError(f"version {version}: {error}") from error

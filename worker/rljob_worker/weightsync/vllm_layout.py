@@ -23,76 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.patch import put
 from rljob_worker.upstream.vllm_types import AttentionLayer, ModelConfig
+from rljob_worker.weightsync.places import Copy, Places, Scratch, View, same_layout
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
-    from rljob_worker.weightsync.slots import Batch
 
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Elements of a tensor's memory, as `torch.as_strided` has them."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """Elements from the tensor's first one."""
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> View:
-        """The view that `tensor` is of a tensor that begins where its storage does."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-
-    def on(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These elements of `tensor`."""
-        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Of what in a bucket a worker has a part."""
-
-    groups: list[bool]
-    untaken: list[int]
-    """Numbers of pieces, tensor by tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Elements of a checkpoint's tensor, and where they go."""
-
-    module: str
-    parameter: str
-    """Name inside the module."""
-    source: View
-    target: View
-
-
-class Scratch:
-    """Memory for the parameters of one module after the other, kept: new pages cost more than the copy into them."""
-
-    def __init__(self) -> None:
-        self._free: list[torch.Tensor] = []
-
-    def take(self, like: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-        """A tensor of the shape, strides and dtype of `like`, with any values; of a device, or torch's default one."""
-        for position, tensor in enumerate(self._free):
-            if _same_layout(tensor, like):
-                return self._free.pop(position)
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
-
-    def give_back(self, tensors: list[torch.Tensor]) -> None:
-        """Nobody uses them any more."""
-        self._free += tensors
-
-    def drop(self) -> None:
-        """Free the memory."""
-        self._free = []
 
 
 @dataclass(slots=True)
@@ -132,7 +70,7 @@ class Module:
         self._remove()
         for name, wanted in self.in_checkpoint.items():
             current = in_use.get(name)
-            if current is not None and _same_layout(wanted, current):
+            if current is not None and same_layout(wanted, current):
                 place = current.data
             else:
                 self.taken.append(self.scratch.take(wanted))
@@ -159,7 +97,7 @@ class Module:
             new = getattr(self.module, name)
             if self.order is not None and new.shape != current.shape:
                 continue  # what vLLM leaves of a weight that it has packed
-            if new.data_ptr() != current.data_ptr() or not _same_layout(new, current):
+            if new.data_ptr() != current.data_ptr() or not same_layout(new, current):
                 current.data.copy_(new)
         self.place_back()
 
@@ -214,7 +152,7 @@ class Module:
     def _computes_as_loaded(self) -> bool:
         for name, current in self.in_use[0].items():
             wanted = self.in_checkpoint.get(name)
-            if wanted is None or not _same_layout(wanted, current):
+            if wanted is None or not same_layout(wanted, current):
                 return False
         if getattr(self.module, "quant_method", None) is None:
             return True
@@ -225,7 +163,7 @@ class Module:
         return plain or self.never_multiplies
 
 
-class ModelLayout:
+class ModelLayout(Places):
     """Where each tensor of a checkpoint goes in one model; made once, good for as long as `holds`."""
 
     def __init__(self, model: Model, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -236,29 +174,17 @@ class ModelLayout:
                 parameter gets nothing, or a loader changes values on the way.
         """
         self._model = model
-        self.copies: dict[str, list[Copy]] = {name: [] for name in tensors}
-        self.modules: dict[str, Module] = {}
+        copies: dict[str, list[Copy]] = {name: [] for name in tensors}
         with _on_meta(model) as modules:
-            trace = _Trace(modules, self.copies)
+            trace = _Trace(modules, copies)
             given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in tensors.items()}
             trace.run(model, given)
             self._tied = _check_complete(modules, trace.elements)
         _find_tables(modules.values())
         self.modules = {name: module for name, module in modules.items() if module.tensors}
-        self.scratch = Scratch()
+        super().__init__(tensors, copies, self.modules)
         for module in self.modules.values():
             module.scratch = self.scratch
-        self.taken = {name: part_of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
-        """The part of each tensor that goes to one place as it is; None where it does not."""
-        self.owners = {
-            name: [self.modules[owner] for owner in dict.fromkeys(copy.module for copy in copies)]
-            for name, copies in self.copies.items()
-        }
-        """The modules that each tensor goes to."""
-        self.kept: dict[int, list[Batch | None]] = {}
-        """Bucket -> how all of it lands, by group of pieces, where no module's parameters come and go."""
-        self.of_bucket: dict[int, Taken] = {}
-        """Bucket -> what this worker has a part of."""
         self._in_place = [
             parameter
             for module in self.modules.values()
@@ -284,55 +210,6 @@ class ModelLayout:
         # vLLM's parameters are classes that look at each call.
         with torch._C.DisableTorchFunctionSubclass():
             return [parameter.data_ptr() for parameter in self._in_place]
-
-    def copy(self, name: str, whole: torch.Tensor) -> None:
-        """Copy a whole tensor to its places."""
-        for source, target in self.pairs(name, whole):
-            target.copy_(source)
-
-    def pairs(self, name: str, whole: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Parts of a whole tensor, and their places."""
-        return [(copy.source.on(whole), self._target(copy)) for copy in self.copies[name]]
-
-    def place(self, name: str, first: int, count: int) -> tuple[Part | None, torch.Tensor]:
-        """Where some rows of a tensor go that `taken` has a part of: which part of them, and its place.
-
-        Args:
-            name: the tensor.
-            first: index of the first row.
-            count: rows.
-
-        Returns:
-            A part of a tensor of these rows alone, None where none of them is taken; and the memory that has that part.
-        """
-        taken, part = self.taken[name], self.part(name, first, count)
-        assert taken is not None
-        target = self._target(self.copies[name][0])
-        if taken.dim != 0:
-            return taken, target.narrow(0, first, count)
-        if part is None:
-            return None, target
-        rows = count if part.dim is None else part.length
-        return part, target.narrow(0, max(taken.start, first) - taken.start, rows)
-
-    def part(self, name: str, first: int, count: int) -> Part | None:
-        """Which part of some rows is taken of a tensor that `taken` has a part of; None: none."""
-        taken = self.taken[name]
-        assert taken is not None
-        if taken.dim != 0:
-            return taken
-        start, end = max(taken.start, first), min(taken.start + taken.length, first + count)
-        if start >= end:
-            return None
-        return Part() if end - start == count else Part(0, start - first, end - start)
-
-    def _target(self, copy: Copy) -> torch.Tensor:
-        return copy.target.on(self.modules[copy.module].parameter(copy.parameter))
-
-    def place_back(self) -> None:
-        """Give up what an unfinished sync has begun."""
-        for module in self.modules.values():
-            module.place_back()
 
     def finish(self, model_config: ModelConfig) -> None:
         """Make the model ready to run when every module is complete."""
@@ -485,27 +362,8 @@ def _check_complete(modules: Mapping[str, Module], elements: Mapping[str, int]) 
     return waiting
 
 
-def part_of(copies: Sequence[Copy], shape: tuple[int, ...]) -> Part | None:
-    """The part of a tensor of `shape` that goes to one place as it is; None where it is none, or changes its shape."""
-    source, target = copies[0].source, copies[0].target
-    if len(copies) > 1 or source.stride != _strides(shape) or source.shape != target.shape:
-        return None
-    cut = [dim for dim, length in enumerate(shape) if source.shape[dim] != length]
-    if not cut:
-        return Part()
-    return Part(cut[0], source.offset // source.stride[cut[0]], source.shape[cut[0]]) if len(cut) == 1 else None
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
-
-
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.stride() == other.stride()
 
 
 def _find_tables(modules: Iterable[Module]) -> None:

@@ -19,6 +19,7 @@ from rljob_worker.models.adapters import (
     first_a,
     merged,
     rows_digest,
+    scaled,
     scaled_product,
 )
 from rljob_worker.parallel_layout import ParallelLayout
@@ -79,6 +80,16 @@ class ShardedAdapters:
         """Functions that give this rank's rows of W + scale B A, by the name of W; only inside of `gathered`."""
         return {f"{name}.weight": _Merge(self, name) for name in self._modules}
 
+    @property
+    def scaled_rows(self) -> dict[str, Callable[[], Tensor]]:
+        """Functions that give this rank's rows of scale B, by the name of B."""
+        return {f"{name}.{B}": _Scale(self, name) for name in self._modules}
+
+    @torch.no_grad()
+    def scale(self, name: str) -> Tensor:
+        """This rank's rows of a module's scale B."""
+        return scaled(self._shards.trained[f"{name}.{B}"], self._modules[name].scale)
+
     @contextmanager
     def gathered(self) -> Iterator[Rounding]:
         """Around the hand-over of merged rows; collective where it begins. What rounding lost is there at its end."""
@@ -135,6 +146,15 @@ class _Merge:
 
     def __call__(self) -> Tensor:
         return self.adapters.merge(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    adapters: ShardedAdapters
+    name: str
+
+    def __call__(self) -> Tensor:
+        return self.adapters.scale(self.name)
 
 
 def _counts(trained: Mapping[str, Tensor], sizes: Mapping[str, int], at: ParallelLayout) -> dict[str, int]:

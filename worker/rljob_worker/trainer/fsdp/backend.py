@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_api.spec import Precision, RLJobSpec
+from rljob_api.spec import LoraHandover, Precision, RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.models.cost import pairs_share
 from rljob_worker.models.facts import ModelFacts
@@ -46,7 +46,8 @@ class FsdpBackend(RankBackend):
         self.pair_cost = pairs_share(facts, facts.num_layers, rank.model.passed)
         # transformers' attention is told of no prompts that samples share.
         self.segment_cost: float | None = None
-        self.manifest = [(view.name, view.shape) for view in rank.views]
+        self._merges = rank.lora is None or rank.lora.handover is LoraHandover.MERGED
+        self.manifest = [(view.name, view.shape) for view in (rank.views if self._merges else rank.saved_views)]
         self.sync_dtype = torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32
         self.optimizer_state = [*rank.optimizer.flats, rank.optimizer.steps]
         self._precision = spec.training.precision.value
@@ -71,14 +72,22 @@ class FsdpBackend(RankBackend):
         return self._updater.run(update, loss, learning_rate)
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:
-        """Views of this rank's rows; where they have adapters, made when they are read, in a hand-over."""
+        """Views of this rank's rows; where they have adapters, made when they are read, in a hand-over.
+
+        Where engines get adapters alone, those of adapters alone.
+        """
         rank = self.rank
+        if rank.adapters is not None and not self._merges:
+            adapters, computed = rank.shards.trained, rank.adapters.scaled_rows
+            return pieces_of_rows(adapters, rank.saved_views, rank.shards.sizes, layout, computed=computed)
         computed = {} if rank.adapters is None else rank.adapters.merged_rows
         return pieces_of_rows(rank.shards.rows, rank.views, rank.shards.sizes, layout, computed=computed)
 
     def handing_over(self) -> AbstractContextManager[Rounding | None]:
-        """Adapters are put together for it."""
-        return nullcontext() if self.rank.adapters is None else self.rank.adapters.gathered()
+        """Adapters are put together for it, to be merged."""
+        if self.rank.adapters is None or not self._merges:
+            return nullcontext()
+        return self.rank.adapters.gathered()
 
     def save(self, folder: str, *, updates: int) -> CheckedFile:
         """Write this rank's file."""
