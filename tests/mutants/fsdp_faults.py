@@ -94,4 +94,11 @@ FSDP_FAULTS: tuple[Fault, ...] = (
         "        module.adapted = True\n",
         ADAPTED_RANKS,
     ),
+    Fault(
+        "B handed over without its scale",
+        "worker/rljob_worker/trainer/fsdp/adapters.py",
+        'return scaled(self._shards.trained[f"{name}.{B}"], self._modules[name].scale)',
+        'return self._shards.trained[f"{name}.{B}"].clone()',
+        ADAPTED_RANKS,
+    ),
 )

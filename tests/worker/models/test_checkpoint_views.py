@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from rljob_worker.errors import UserError
+from rljob_worker.models import hf_io
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
+from rljob_worker.models.hf_io import open_tensors, tensor_files
 from rljob_worker.models.hf_model import build_hf_model
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.assemble import assemble
@@ -56,6 +60,48 @@ def test_rows_of_three_ranks_are_the_checkpoint_once(name: str) -> None:
     together = dict(assemble(pieces, [(view.name, view.shape) for view in views]))
     assert together.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[n]) for n, tensor in together.items())
+
+
+class CountedTensor:
+    """A tensor of an open file, with the bytes that slices of it were read as."""
+
+    def __init__(self, stored: Any, read: list[int]) -> None:
+        self._stored, self._read = stored, read
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        found: torch.Tensor = self._stored[part]
+        self._read.append(found.nbytes)
+        return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_a_rank_reads_the_bytes_of_its_rows_and_no_more(name: str, tmp_path: Path) -> None:
+    """Counted where files are read, of a checkpoint in bf16 for rows in fp32; at most one tensor's at a time."""
+    real = real_model(ARCHITECTURES[name]).bfloat16()
+    real.save_pretrained(tmp_path)
+    views = checkpoint_views(build_hf_model(ARCHITECTURES[name]))
+    sizes = {n: parameter.shape[0] for n, parameter in real.named_parameters()}
+    files = tensor_files(tmp_path)
+    total = 0
+    for layout in ParallelLayout(3, shards=3).every_rank():
+        rows = {n: torch.zeros(len(rows_of(sizes[n], layout)), *p.shape[1:]) for n, p in real.named_parameters()}
+        read: list[int] = []
+
+        def counted(path: Path, read: list[int] = read) -> Any:
+            file = open_tensors(path)
+            opened = mock.MagicMock()
+            opened.__enter__.return_value.get_slice = lambda name: CountedTensor(file.get_slice(name), read)
+            return opened
+
+        with mock.patch.object(hf_io, "open_tensors", counted):
+            hf_io.read_pieces(pieces_of_rows(rows, views, sizes, layout), files)
+        assert sum(read) == 2 * sum(tensor.numel() for tensor in rows.values())
+        assert max(read) <= 2 * max(tensor.numel() for tensor in rows.values())
+        total += sum(read)
+        for n, tensor in rows.items():
+            mine = rows_of(sizes[n], layout)
+            assert torch.equal(tensor, dict(real.named_parameters())[n][mine.start : mine.stop].float()), n
+    assert total == sum(parameter.nbytes for parameter in real.parameters())
 
 
 def test_pieces_write_where_they_read() -> None:
