@@ -90,7 +90,7 @@ ModuleName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-
 
 
 class LoraHandover(StrEnum):
-    """What engines get of adapters."""
+    """Forms in which engines get adapters."""
 
     MERGED = "Merged"
     ADAPTERS = "Adapters"

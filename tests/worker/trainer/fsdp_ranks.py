@@ -135,7 +135,7 @@ def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
 
 
 def run_apart(trainer: Trainer, folder: Path, save: str) -> Result:
-    """As `run`, of adapters that are handed over alone; and the rows of A and B that this rank has."""
+    """Run as `run`, with adapters that are handed over alone; and the rows of A and B that this rank has."""
     result = run(trainer, folder, save)
     rank = trainer._backend.rank  # type: ignore[attr-defined]
     trained = {name: rows.clone() for name, rows in rank.shards.trained.items()}

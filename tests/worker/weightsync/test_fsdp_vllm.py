@@ -22,7 +22,7 @@ DRAWN = _names if NONE_SKIPPED else [random.Random(f"{SEED} architectures").choi
 
 
 def result_of(program: str, *arguments: str) -> dict[str, Any]:
-    """What a process of its own found, whose sync was verified."""
+    """The findings of a process of its own, whose sync was verified."""
     command = [sys.executable, str(HERE / program), *arguments]
     path = os.pathsep.join([str(HERE), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}

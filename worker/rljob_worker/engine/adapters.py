@@ -46,7 +46,7 @@ def load_policy_adapter(engine: LLMEngine, spec: RLJobSpec, model_folder: Path) 
 
 
 def adapted_names(model_folder: str | Path, lora: LoraSpec) -> list[str]:
-    """What a job's adapters call the modules that they are of, in order of the names."""
+    """Names of the modules that a job's adapters are of, without their layers, in order."""
     return sorted({module.short for module in _adapted(model_folder, lora)})
 
 

@@ -1,4 +1,4 @@
-"""Where adapters lie in a running vLLM 0.23 model, beside weights that no sync brings.
+"""Adapters in a running vLLM 0.23 model, beside weights that no sync brings.
 
 As for weights, vLLM's own code says where: `set_lora` of each module runs once, and the copies that it makes are noted.
 What it keeps them in has a slot for each adapter; the policy is alone, in the first.
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.upstream.vllm_types import AdaptedLayer, AdapterManager, ModelConfig
-from rljob_worker.weightsync.places import Copy, Places, View
+from rljob_worker.weightsync.vllm_layout import Copy, Places, View
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
@@ -60,7 +60,7 @@ class _Adapted:
 
 
 class AdapterPlaces(Places):
-    """Where each tensor of an adapter goes in one model; made once, good for as long as `holds`."""
+    """The place of each tensor of an adapter in one model; made once, good for as long as `holds`."""
 
     def __init__(
         self, model: Model, manager: AdapterManager, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype

@@ -29,13 +29,12 @@ from rljob_worker.weightsync.messages import (
     LandBucket,
     WorkerReport,
 )
-from rljob_worker.weightsync.places import Owner, Places, Taken
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.route import Receiver, Route
 from rljob_worker.weightsync.routes import route_from
 from rljob_worker.weightsync.slots import SLOT_COUNT, Batch, Checksum, Digest, Move
 from rljob_worker.weightsync.vllm_adapters import AdapterPlaces
-from rljob_worker.weightsync.vllm_layout import ModelLayout
+from rljob_worker.weightsync.vllm_layout import ModelLayout, Owner, Places, Taken
 
 if TYPE_CHECKING:
     pass
