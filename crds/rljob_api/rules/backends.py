@@ -18,7 +18,7 @@ from rljob_api.spec import (
 )
 
 _RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Ranks of vLLM 0.23's memory for adapters (vllm/config/lora.py, MaxLoRARanks); smaller ones would leave a part unused."""
+"""Ranks of vLLM 0.23's memory for adapters (vllm/config/lora.py, MaxLoRARanks); others leave a part unused."""
 _ROWS = "FSDP divides parameters row by row, and gathers each layer whole"
 
 

@@ -166,7 +166,7 @@ class Places(ABC):
         return [(copy.source.on(whole), self._target(copy)) for copy in self.copies[name]]
 
     def place(self, name: str, first: int, count: int) -> tuple[Part | None, torch.Tensor]:
-        """Find the place of some rows of a tensor that `taken` has a part of: which part of them, and the memory for it.
+        """Find the place of some rows of a tensor that `taken` has a part of.
 
         Args:
             name: the tensor.
