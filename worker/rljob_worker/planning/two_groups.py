@@ -41,7 +41,8 @@ class TwoGroupsPlanner(Planner):
         parts: list[tuple[str, Bytes]] = [("batch_wait", awake)]
         parts += [("ref_log_probs", forward)] * self._reference + [("log_probs", forward)] * self._old
         updating = max(self._updating(rank), key=lambda components: sum(components.values()))
-        parts += [("actor_train", updating), ("checkpoint", awake), ("update_weights", awake)]
+        parts += [("actor_train", updating), ("checkpoint", awake)]
+        parts += [("update_weights", awake | {"merged": rank.state.merging})]
         return [PhaseMemory(phase, used(components | self._with_trainer)) for phase, components in parts]
 
     def _serving(self) -> list[PhaseMemory]:
