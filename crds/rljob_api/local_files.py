@@ -10,7 +10,7 @@ from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import RLJob
 from rljob_api.rewards import function_file
-from rljob_api.spec import ChatSpec, RewardFunction, RLJobSpec, TextEnvironmentSpec
+from rljob_api.spec import ChatSpec, OversamplingSpec, RewardFunction, RLJobSpec, TextEnvironmentSpec
 
 Block = TypeVar("Block", bound=ApiModel)
 Change = Callable[[str, str], str]
@@ -70,6 +70,8 @@ def _changed(block: Block, at: str, change: Change) -> Block:
     if isinstance(block, RewardFunction | TextEnvironmentSpec) and (named := function_file(block.python)):
         file, function = named
         changes["python"] = f"{change(f'{at}.python', file)}:{function}"
+    if isinstance(block, OversamplingSpec) and (named := function_file(block.function)):
+        changes["function"] = f"{change(f'{at}.function', named[0])}:{named[1]}"
     if isinstance(block, ChatSpec) and block.template_file is not None:
         changes["template_file"] = change(f"{at}.templateFile", block.template_file)
     changes = {name: value for name, value in changes.items() if value != getattr(block, name)}

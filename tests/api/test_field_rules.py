@@ -126,6 +126,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["resources.rollout.devicesPerNode=2"], ["spec.resources.rollout"]),
     (["rollout.partial.factor=1.5", "rollout.staleness.max=0"], ["spec.rollout.staleness.max"]),
     (["algorithm.name=dapo"], ["spec.rollout.oversampling"]),
+    (["algorithm.name=dapo", "rollout.oversampling.function=f.g:h"], ["spec.rollout.oversampling"]),
+    (["rollout.oversampling.limit=3"], ["spec.rollout.oversampling.filter"]),
     (
         [
             "rollout.samplesPerPrompt=1",
@@ -425,6 +427,8 @@ ACCEPTED: list[list[str]] = [
     ["algorithm.anchor=Rollout", "rollout.partial={}"],
     [*APART, "rollout.staleness.max=0", "algorithm.tis.enabled=false"],
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
+    ["rollout.oversampling.function=/volumes/filters.py:keep"],
+    ["rollout.oversampling={filter: ZeroVariance, function: package.module:keep, limit: 3}"],
     DIVIDED,
     [*DIVIDED, "resources.trainer.devicesPerNode=4", "resources.rollout={devicesPerNode: 6}"],
     [*DIVIDED, "resources.trainer={nodes: 2, devicesPerNode: 4}", "resources.rollout={nodes: 1, devicesPerNode: 6}"],

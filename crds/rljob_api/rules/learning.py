@@ -23,6 +23,7 @@ from rljob_api.spec import (
     EvaluationSpec,
     ModelSpec,
     OptimizerSpec,
+    OversamplingSpec,
     RecordsSpec,
     RewardPart,
     RewardScope,
@@ -279,8 +280,11 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
             field="rollout.oversampling",
             wrong=f"algorithm {name} samples groups without a signal away",
             allowed="oversampling: {filter: ZeroVariance}, or algorithm grpo, whose loss is the same",
-            check=lambda s: s.algorithm.name != name or s.rollout.oversampling is not None,
-            cel=f"({another}) || has(self.rollout.oversampling)",
+            check=lambda s: (
+                s.algorithm.name != name
+                or (s.rollout.oversampling is not None and s.rollout.oversampling.filter is not None)
+            ),
+            cel=f"({another}) || (has(self.rollout.oversampling) && has(self.rollout.oversampling.filter))",
         )
     if algorithm.requires_on_policy:
         yield Rule(
@@ -640,8 +644,19 @@ LEARNING = (
         field="rollout.oversampling.filter",
         wrong="the rewards of one sample are always all equal: no group would pass",
         allowed="rollout.samplesPerPrompt of 2 or more with ZeroVariance",
-        check=lambda s: s.rollout.oversampling is None or s.rollout.samples_per_prompt > 1,
-        cel="!has(self.rollout.oversampling) || self.rollout.samplesPerPrompt > 1",
+        check=lambda s: (
+            s.rollout.oversampling is None or s.rollout.oversampling.filter is None or s.rollout.samples_per_prompt > 1
+        ),
+        cel="!has(self.rollout.oversampling) || !has(self.rollout.oversampling.filter)"
+        " || self.rollout.samplesPerPrompt > 1",
+    ),
+    Rule(
+        on=OversamplingSpec,
+        field="filter",
+        wrong="nothing says which groups are left out",
+        allowed="filter: ZeroVariance, a function, or both",
+        check=lambda o: o.filter is not None or o.function is not None,
+        cel="has(self.filter) || has(self.function)",
     ),
     *SPECULATIVE,
     *PARTIAL_AND_TAIL,

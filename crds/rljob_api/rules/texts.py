@@ -35,6 +35,7 @@ from rljob_api.spec import (
     EvaluationSpec,
     Hub,
     ModelSpec,
+    OversamplingSpec,
     PodResources,
     ProfileOverrides,
     QueueSystem,
@@ -209,6 +210,11 @@ def _function(reward: Any) -> Iterator[Finding]:
             yield Finding(("args", name), "is given to every reward function already", "another name")
         elif not name.isidentifier() or keyword.iskeyword(name):
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
+
+
+def _oversampling(oversampling: Any) -> Iterator[Finding]:
+    if oversampling.function is not None and unprintable(oversampling.function):
+        yield Finding(("function",), "holds control characters", "package.module:function, or ./file.py:function")
 
 
 def reward_functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
@@ -460,6 +466,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     RewardSpec: (_reward,),
     RLJobSpec: (_rewards, _held_out_seeds, _image, _length, _batch, _generated),
     RolloutSpec: (_engine_arguments,),
+    OversamplingSpec: (_oversampling,),
     EnvironmentSpec: (_environment,),
     ProfileOverrides: (_overrides,),
     SchedulingSpec: (_scheduling,),

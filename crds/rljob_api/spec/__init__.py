@@ -69,7 +69,7 @@ from rljob_api.spec.lifecycle import (
     TrackerSpec,
 )
 from rljob_api.spec.model import Hub, ModelSpec, RandomModel, TrainedTokenizer
-from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
+from rljob_api.spec.rollout import OversamplingSpec, RolloutSpec, SpeculativeSpec
 from rljob_api.spec.sandbox import Isolation, SandboxSpec
 from rljob_api.spec.training import (
     FsdpSpec,
@@ -127,6 +127,7 @@ __all__ = [
     "OffPolicyMaskSpec",
     "OptimizerSpec",
     "OtlpSpec",
+    "OversamplingSpec",
     "PodResources",
     "PodsSpec",
     "PortRange",

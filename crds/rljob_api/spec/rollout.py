@@ -17,6 +17,7 @@ from rljob_api.base import (
     SampleCount,
     TokenCount,
 )
+from rljob_api.spec.episodes import PYTHON_OBJECT
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises smaller positive temperatures to this (vllm/sampling_params.py `_MAX_TEMP`)."""
@@ -64,10 +65,15 @@ class GroupFilter(StrEnum):
 
 
 class OversamplingSpec(ApiModel):
-    """Sample further prompts until enough groups pass a filter (dynamic sampling of DAPO, arXiv 2503.14476)."""
+    """Sample further prompts until enough groups pass: `filter`, `function` or both (dynamic sampling of DAPO, arXiv
+    2503.14476)."""
 
-    filter: GroupFilter
+    filter: GroupFilter | None = None
     """`ZeroVariance`: leave out groups whose rewards are all equal; they have no gradient."""
+    function: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
+    """Python function that says True for a group to train on, False for one to leave out: as `reward.python` a file and
+    its function or `package.module:function`. It is given, by name, `rewards`, `prompt`, `label` and the row's other
+    columns, and runs within the bounds of `spec.reward`."""
     factor: Annotated[float, Field(ge=1, le=16)] = 1.0
     """Prompts drawn in a round for each group that is still missing: more than 1 saves rounds and wastes samples. The
     prompts of groups beyond `promptsPerStep` are sampled again in the next step."""

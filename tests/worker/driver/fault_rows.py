@@ -26,12 +26,17 @@ def score(response, **_):
 
 def rare(response, **_):
     return float("b" in response)
+
+def keep(rewards, prompt, label):
+    assert len(set(rewards)) > 1, "another filter takes it"
+    return sum(map(ord, prompt + label)) % 4 > 0
 """
 """Of a group of four responses a third has none with a given letter: its rewards are equal."""
 EVALUATION = {"everySteps": 2, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}}
 UNLEARNED = 1.0e-5
 """Learning rate of a row whose filter needs groups of unequal rewards in hundreds of steps: a weight moves by about the
 rate in a step, so by 0.002 in all, and no sequence of bits solves the reward."""
+FILTERS = {"filter": "ZeroVariance", "function": "letters:keep"}
 FP32 = {"precision": "fp32", "optimizer": {"lr": 1.0e-3}}
 
 
@@ -92,7 +97,7 @@ def _colocated(folder: Path) -> dict[str, Any]:
     return scored(folder, "rare") | {
         "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
         "training": {"precision": "fp32", "globalBatchSize": 8, "optimizer": {"lr": UNLEARNED, "schedule": "linear"}},
-        "rollout": {**ROLLOUT, "oversampling": {"filter": "ZeroVariance", "factor": 1.5, "limit": 50}},
+        "rollout": {**ROLLOUT, "oversampling": {**FILTERS, "factor": 1.5, "limit": 50}},
         "evaluation": EVALUATION,
     }
 

@@ -118,6 +118,7 @@ def test_the_row_with_oversampling_leaves_groups_out_and_samples_others(name: st
     calm, _ = chains(name)
     metrics = [record["metrics"] for record in read_steps(calm)]
     assert any(m["rollout/filtered_groups"] for m in metrics), "nothing was filtered"
+    assert any(m.get("rollout/filtered_by_function_groups") for m in metrics), "the function left nothing out"
     assert any(m["rollout/surplus_groups"] for m in metrics), "nothing was sampled again"
     assert any(m["rollout/rounds"] > 1 for m in metrics), "one round was always enough"
     assert evaluated(calm) == set(range(2, steps_of(name) + 1, 2))

@@ -156,6 +156,37 @@ def test_the_first_groups_by_number_whose_rewards_differ_are_trained_on() -> Non
     }
 
 
+def test_a_group_must_pass_the_filter_and_the_function_which_is_asked_about_it_once() -> None:
+    policy, step = WholePolicy(spec(oversampling={"filter": "ZeroVariance", "function": "f.g:h"})), Step(5, 4)
+    groups = [
+        replace(ready(2), kept=True), ready(3, (1, 1)), replace(ready(4), kept=False), ready(5), grown(6),
+        replace(ready(7, (1, 1)), kept=True),
+    ]  # fmt: skip
+    assert ordinals(policy.unasked(groups)) == [5], (
+        "neither what the filter takes, nor what was decided, nor what grows"
+    )
+    selection = policy.select(step, groups)
+    assert (ordinals(selection.filtered), selection.passed) == ([3, 4, 7], 2)
+    alone = WholePolicy(spec(oversampling={"function": "f.g:h"}))
+    assert ordinals(alone.unasked(groups)) == [3, 5]
+    assert ordinals(alone.select(step, groups).filtered) == [4]
+    assert [Group.from_json(one.as_json()).kept for one in groups] == [True, None, False, None, None, True]
+    assert replace(ready(2), kept=True).sampled_again(5).kept is None, "other samples are another matter"
+
+
+def test_a_step_whose_function_left_too_many_out_says_so() -> None:
+    oversampling = {"filter": "ZeroVariance", "function": "f.g:h", "limit": 2}
+    rollout = job(rollout={"promptsPerStep": 4, "oversampling": oversampling}).spec.rollout
+    step = Step(5, 4, drawn=8, rounds=3, passed=1)
+    step.take(replace(ready(0), kept=False), Decision.FILTERED, prompt(0))
+    said = "1 of the 4 groups that it needs passed ZeroVariance and f.g:h; the function left 1 out: the task"
+    assert said in too_few_groups(step, rollout)
+    step.take(ready(1, (1, 1)), Decision.FILTERED, prompt(1))
+    said = "the function left 1 out, and the rewards of others are all equal (1 x 1): the task"
+    assert said in too_few_groups(step, rollout)
+    assert oversampling_metrics(step)["rollout/filtered_by_function_groups"] == 1.0
+
+
 def test_a_round_begins_what_is_missing_up_to_the_limit() -> None:
     policy, step = WholePolicy(spec(oversampling={"filter": "ZeroVariance", "factor": 1.5, "limit": 2})), Step(1, 0)
     assert policy.room(step, []) == 5

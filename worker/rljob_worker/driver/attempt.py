@@ -172,6 +172,8 @@ class Attempt:
         """Start what scores and what answers episodes; `stack` ends the reading of labels."""
         with waiting_for("scoring processes to import their reward"):
             self.inputs.rewards.start()
+            if self.inputs.group_filter is not None:
+                self.inputs.group_filter.start()
         with waiting_for("environments to be imported"):
             for hosts in self.inputs.hosts:
                 hosts.start()

@@ -26,6 +26,7 @@ from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
+from rljob_worker.rewards.group_filter import group_filter_of
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
@@ -105,6 +106,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     check_tests(scored)
     with waiting_for("spec.reward to be imported and tried"):
         rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private)
+        group_filter = group_filter_of(spec, rewards, prompts.columns())
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
@@ -113,6 +115,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         rewards=rewards,
         labels=LabelCheck(scored),
         evaluation_prompts=evaluation_prompts,
+        group_filter=group_filter,
         hosts=environments.hosts,
         worlds=environments.worlds(tokenizer, model_folder),
     )

@@ -80,6 +80,8 @@ def run_job(
             folder.discard_if_new()
             raise
         stack.callback(inputs.rewards.close)
+        if inputs.group_filter is not None:
+            stack.callback(inputs.group_filter.close)
         for hosts in inputs.hosts:
             stack.callback(hosts.close)
         failures = WriteFailures()

@@ -40,6 +40,8 @@ class Group:
         seed: of its first sample; the others follow. It stays the same in whichever step the group goes on.
         prompt_uid: of its prompt; empty in one that a checkpoint holds, until its prompt is drawn.
         results: its rewards, once it is complete; none while they are waited for.
+        kept: what the job's function (`rollout.oversampling.function`) said of it with its rewards; None: it was not
+            asked.
         deferred_at: number of the step that deferred it; None: none did. Only with tail batching.
         decision: what a step did with it; None: no step has taken it.
 
@@ -54,6 +56,7 @@ class Group:
     seed: int = 0
     prompt_uid: str = ""
     results: tuple[RewardResult, ...] = ()
+    kept: bool | None = None
     deferred_at: int | None = None
     decision: Decision | None = None
 
@@ -130,7 +133,11 @@ class Group:
 
     def anew(self) -> Group:
         """Without what was sampled of it."""
-        return replace(self, episodes=tuple(one.from_prompt() for one in self.episodes), results=())
+        return replace(self.unscored(), episodes=tuple(one.from_prompt() for one in self.episodes))
+
+    def unscored(self) -> Group:
+        """Without its rewards and what was said of them."""
+        return replace(self, results=(), kept=None)
 
     def sampled_again(self, version: int) -> Group:
         """Without what was sampled of it, which is too old, for weights of `version`."""
@@ -170,6 +177,7 @@ class Group:
             "admitted_version": self.admitted_version,
             "seed": self.seed,
             "results": [_result_as_json(result) for result in self.results],
+            **({} if self.kept is None else {"kept": self.kept}),
             **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
             **({"renewed": True} if self.renewed else {}),
             "episodes": [episode.as_json() for episode in self.episodes],
@@ -192,6 +200,7 @@ class Group:
                 value.get("renewed") is True,
                 seed=int(value["seed"]),
                 results=results,
+                kept=None if value.get("kept") is None else value["kept"] is True,
                 deferred_at=deferred,
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:

@@ -129,6 +129,11 @@ class OpenGroups:
                 self._groups[ordinal] = replace(group, results=tuple(results[index] for index in sorted(results)))
                 del self._results[ordinal]
 
+    def decide(self, ordinal: int, kept: bool) -> None:
+        """Note what the job's function said of a group that is ready."""
+        with self._lock:
+            self._groups[ordinal] = replace(self._groups[ordinal], kept=kept)
+
     def take(self, ordinal: int) -> Group:
         """Take a group out; its prompt stays open, and is not drawn again, until `settle`."""
         with self._lock:

@@ -305,7 +305,7 @@ def _learn(draft: Draft, last: Settings) -> None:
 def _oversample(draft: Draft, last: Settings) -> None:
     setting = last["--dynamic-sampling-filter-path"]
     if "check_reward_nonzero_std" not in text(setting.value):
-        draft.leave(setting, "the one filter is ZeroVariance: rollout.oversampling")
+        draft.leave(setting, "a function of yours: rollout.oversampling.function")
         return
     if draft.get("mode") != "Colocated":
         draft.leave(setting, "rollout.oversampling is built for mode Colocated alone")

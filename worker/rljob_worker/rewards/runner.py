@@ -222,11 +222,12 @@ class RewardRunner:
             processes=1 if asynchronous else self._processes,
             in_flight=at_once if asynchronous else 1,
             grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
-            place=self._place(reward),
+            place=self.place(reward),
         )
         return _Isolated(pool, calling is not None and calling.grouped)
 
-    def _place(self, reward: RewardSpec) -> Place:
+    def place(self, reward: RewardSpec) -> Place:
+        """Where code with the bounds of this reward runs; UserError where a path that it names is not there."""
         key = judge_of(self._judges, reward).endpoint.key_variable if reward.name == "judge" else None
         variables = environment(self._variables, [*reward.environment, *([key] if key else [])])
         files = self._files(reward, variables)
@@ -264,7 +265,7 @@ class RewardRunner:
             )
         if reward.python is not None or reward.name == "judge":
             self._callings[reward.model_dump_json()] = check_function(
-                self._setup(reward, columns, label_key, tried=True), self._place(reward)
+                self._setup(reward, columns, label_key, tried=True), self.place(reward)
             )
         if reward.name == "code":
             self._check_sandbox(reward, label_key, columns)
@@ -278,7 +279,7 @@ class RewardRunner:
                 known = ", ".join(sorted(there))
                 raise UserError(f"reward.args.{key}: {name!r} is no column of the data; there are {known}")
         refuse(Kernel.here(), self._sandbox)
-        check_function(self._setup(reward), self._place(reward))
+        check_function(self._setup(reward), self.place(reward))
 
     def _setup(
         self,

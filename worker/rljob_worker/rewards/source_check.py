@@ -19,6 +19,8 @@ from rljob_worker.host.files import read_file
 from rljob_worker.rewards.functions import RESERVED
 from rljob_worker.rewards.signatures import Signature, recognise
 
+FILTER_FIELD = "spec.rollout.oversampling.function"
+
 
 def check_sources(spec: RLJobSpec, *, on_this_machine: bool = True) -> None:
     """Refuse a reward file that is none or has no such function, and a module of which there is no package.
@@ -30,12 +32,17 @@ def check_sources(spec: RLJobSpec, *, on_this_machine: bool = True) -> None:
     Raises:
         UserError: naming the field, the file and the line.
     """
-    for field, function in _functions(spec):
-        path = str(function.python)
+    named_functions: list[tuple[str, str, RewardFunction | None]] = [
+        (f"{field}.python", str(function.python), function) for field, function in _functions(spec)
+    ]
+    if spec.rollout.oversampling is not None and spec.rollout.oversampling.function is not None:
+        named_functions.append((FILTER_FIELD, spec.rollout.oversampling.function, None))
+    for field, path, function in named_functions:
         named = function_file(path)
         if on_this_machine or (named is not None and os.path.lexists(Path(named[0]).expanduser())):
-            check_named(f"{field}.python", path, package_places(spec))
-            _check_args(field, function)
+            check_named(field, path, package_places(spec))
+            if function is not None:
+                _check_args(field.removesuffix(".python"), function)
 
 
 def package_places(spec: RLJobSpec) -> list[str]:

@@ -128,14 +128,24 @@ def tail_metrics(step: Step) -> dict[str, float]:
 
 def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
     """What to tell of a step whose filter took too many groups."""
-    assert rollout.oversampling is not None
-    rewards = Counter(float(group.rewards[0]) for group in step.of(Decision.FILTERED))
-    most = ", ".join(f"{count} x {reward:g}" for reward, count in rewards.most_common(3))
-    return (
+    oversampling = rollout.oversampling
+    assert oversampling is not None
+    filtered = step.of(Decision.FILTERED)
+    refused = sum(group.kept is False for group in filtered)
+    passed = " and ".join(filter(None, [oversampling.filter and oversampling.filter.value, oversampling.function]))
+    said = (
         f"spec.rollout.oversampling: step {step.number} drew {step.drawn} prompts in {step.rounds} rounds (limit "
-        f"{rollout.oversampling.limit} times promptsPerStep), and {step.passed} of the "
-        f"{rollout.prompts_per_step} groups that it needs passed {rollout.oversampling.filter.value}; the others' "
-        f"rewards are all equal ({most}): the task is too hard or too easy for the policy, or the reward cannot tell "
+        f"{oversampling.limit} times promptsPerStep), and {step.passed} of the "
+        f"{rollout.prompts_per_step} groups that it needs passed {passed}; "
+    )
+    if refused:
+        said += f"the function left {refused} out"
+    if refused < len(filtered):
+        rewards = Counter(float(group.rewards[0]) for group in filtered if group.kept is not False)
+        most = ", ".join(f"{count} x {reward:g}" for reward, count in rewards.most_common(3))
+        said += (", and the rewards of others are" if refused else "the others' rewards are") + f" all equal ({most})"
+    return (
+        f"{said}: the task is too hard or too easy for the policy, or the reward cannot tell "
         "responses apart; other data, a higher limit, or earlyStop where all is solved"
     )
 
@@ -147,6 +157,8 @@ def oversampling_metrics(step: Step) -> dict[str, float]:
         groups = step.of(decision)
         metrics[f"rollout/{decision.value}_groups"] = float(len(groups))
         metrics[f"rollout/{decision.value}_tokens"] = float(sum(sum(group.lengths) for group in groups))
+    if any(group.kept is not None for group in step.groups):
+        metrics["rollout/filtered_by_function_groups"] = float(sum(group.kept is False for group in step.groups))
     return metrics
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.models.facts import ModelFacts
+from rljob_worker.rewards.group_filter import GroupFilter
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.turns import World
@@ -28,6 +29,8 @@ class Inputs:
     rewards: RewardRunner
     labels: LabelCheck
     evaluation_prompts: list[Prompt]
+    group_filter: GroupFilter | None = None
+    """Asks `rollout.oversampling.function`, where the job has one; to be closed at the end."""
     hosts: Sequence[EnvironmentHosts] = ()
     """Of environments; to be started, and closed at the end."""
     worlds: Mapping[str, World] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from rljob_api import RLJobSpec, derived
 from rljob_worker.cluster.groups import EngineGroup
@@ -60,6 +59,7 @@ class Rollouts:
         self.generator = Generator(spec, engines, calls)
         self._growth = Growth(self.generator, calls, inputs, stop, inputs.worlds)
         self._held_out = HeldOut(spec, self.generator, self._growth, inputs.evaluation_prompts, stop)
+        self._filter = inputs.group_filter
         self._sampling = training_sampling(spec)
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._ahead: Step | None = None
@@ -159,7 +159,14 @@ class Rollouts:
 
         Raises:
             JobError: environments failed in too many of their episodes.
+            RewardError: the job's function does not say what becomes of a group.
+            StopRequested: the job was asked to stop before it said so.
         """
+        if self._filter is not None:
+            for group in self._policy.unasked(self._pool.groups):
+                self._pool.decide(
+                    group.ordinal, self._filter.keeps(group, self._pool.prompt(group.ordinal), self._stop)
+                )
         selection = self._policy.select(step, self._pool.groups)
         decided = (selection.filtered, Decision.FILTERED), (selection.trained, Decision.TRAINED)
         for groups, decision in (*decided, (selection.surplus, Decision.SURPLUS)):
@@ -223,7 +230,7 @@ class Rollouts:
         """
         if stopping:
             groups = self._pool.groups
-            self._pool.update([replace(one, results=()) if _has_errors(one) else one for one in groups])
+            self._pool.update([one.unscored() if _has_errors(one) else one for one in groups])
         else:
             self._growth.receive(self._pool, 0.0)
         step.left = tuple(self._pool.groups)

@@ -110,7 +110,7 @@ class Policy(ABC):
         self._spec = spec
         self._wanted = rollout.prompts_per_step
         self._at_once = derived.prompts_at_once(spec)
-        self._filters = oversampling is not None
+        self._filters = oversampling is not None and oversampling.filter is not None
         self._most_prompts = self._wanted * (1 if oversampling is None else oversampling.limit)
 
     def begin(self, step: Step, groups: Sequence[Group]) -> Beginning:
@@ -142,10 +142,14 @@ class Policy(ABC):
     def select(self, step: Step, groups: Sequence[Group]) -> Selection:
         """What the step trains on of the groups that are ready, where they are enough."""
 
+    def unasked(self, groups: Sequence[Group]) -> list[Group]:
+        """Ready groups that the filter does not take, and of which the job's function has not said anything."""
+        return [one for one in self._judged(groups)[1] if one.kept is None]
+
     def _judged(self, groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-        """Ready groups: those that the filter takes, and the others."""
+        """Ready groups: those that the filter or the job's function takes, and the others."""
         ready = [one for one in groups if one.results]
-        filtered = [one for one in ready if self._filters and not has_variance(one.rewards)]
+        filtered = [one for one in ready if one.kept is False or (self._filters and not has_variance(one.rewards))]
         return filtered, without(ready, filtered)
 
     def growing(self, step: Step, groups: Sequence[Group]) -> list[Group]:

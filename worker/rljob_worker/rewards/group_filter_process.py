@@ -1,0 +1,111 @@
+"""The process of a group filter: `python -m rljob_worker.rewards.group_filter_process FD`.
+
+The driver sends a pickled `FilterSetup`, answered in JSON by `["ready"]`, `["refused", what the user can change]` or
+`["failed", text]`; then `(number, arguments)`, answered by `[number, "keep", true or false]` or
+`[number, "error", text]`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rljob_worker.confined.inside import adapt
+from rljob_worker.confined.loading import load_named, out_of_reach
+from rljob_worker.errors import UserError
+from rljob_worker.rewards.functions import REACH, is_async
+
+FIELD = "rollout.oversampling.function"
+GIVEN = ("rewards", "prompt", "label")
+"""What the function can ask for by name, beside the row's other columns."""
+
+
+@dataclass(frozen=True)
+class FilterSetup:
+    """Which function, and what it can ask for.
+
+    Attributes:
+        function: `package.module:function` or `FILE.py:function`.
+        columns: that the rows of all sources have beside prompt and label; None: not known.
+    """
+
+    function: str
+    columns: frozenset[str] | None = None
+
+
+def main() -> None:
+    """Answer until the driver closes the connection."""
+    connection = Connection(int(sys.argv[1]))
+    adapt()
+    try:
+        setup: FilterSetup = connection.recv()
+        try:
+            keeps = caller(setup)
+        except UserError as error:
+            _answer(connection, "refused", f"spec.{error}")
+            return
+        except (Exception, SystemExit) as error:
+            _answer(connection, "failed", f"spec.{FIELD}: {type(error).__name__}: {error}")
+            return
+        _answer(connection, "ready")
+        while True:
+            number, given = connection.recv()
+            try:
+                _answer(connection, number, "keep", verdict(keeps(given)))
+            except (Exception, SystemExit) as error:
+                said = f"{type(error).__name__}: {error}{out_of_reach(error, REACH)}"
+                _answer(connection, number, "error", said)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def caller(setup: FilterSetup) -> Callable[[Mapping[str, Any]], Any]:
+    """The function, called with what it asks for by name; UserError where it cannot be."""
+    function, path = load_named(setup.function, FIELD, "function", REACH), setup.function
+    if not callable(function):
+        raise UserError(f"{FIELD}: {path!r} is not a function but {type(function).__name__}")
+    if is_async(function):
+        raise UserError(f"{FIELD}: {path!r} is async; a plain def is called, one group after the other")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{FIELD}: {path!r} does not tell its parameters ({error}): wrap it in a def") from error
+    there = None if setup.columns is None else {*GIVEN, *setup.columns}
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UserError(f"{FIELD}: {path!r} takes {name!r} by position alone; arguments are given by name")
+        if parameter.default is parameter.empty and there is not None and name not in there:
+            raise UserError(
+                f"{FIELD}: {path!r} asks for {name!r}, which is no column of the data; there are "
+                f"{', '.join(sorted(there))}"
+            )
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+    def call(given: Mapping[str, Any]) -> Any:
+        return function(**(given if takes_any else {name: given[name] for name in parameters if name in given}))
+
+    return call
+
+
+def verdict(value: Any) -> bool:
+    """What a function said: a bool of Python, numpy or torch; TypeError for anything else."""
+    if isinstance(value, bool):
+        return value
+    if str(getattr(value, "dtype", "")).rpartition(".")[2] == "bool" and getattr(value, "shape", None) == ():
+        return bool(value)
+    raise TypeError(f"the function says {value!r} ({type(value).__name__}): True keeps the group, False leaves it out")
+
+
+def _answer(connection: Connection, *message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main()
