@@ -95,15 +95,44 @@ def bill(name: str) -> dict[str, Any]:
         {"ref": purls[key], "dependsOn": sorted(purls[n] for n in _needs(package) if n in purls)}
         for key, package in packages.items()
     ]
+    return _bill({"type": "container", "bom-ref": name, "name": name}, components, edges)
+
+
+def bill_of_lock(name: str, version: str, lock: str) -> dict[str, Any]:
+    """The bill of materials of what a lock file installs, on whatever machine.
+
+    Args:
+        name: of what it is the bill of.
+        version: likewise.
+        lock: the file's name in `requirements`, without its ending.
+    """
+    pattern = r"^([A-Za-z0-9._-]+)==([^\s;\\]+)((?:.*\\\n)(?:\s+--hash=.*\n?)+)"
+    found = re.findall(pattern, _lock_text(lock), re.MULTILINE)
+    said = licences({normalized(package) for package, _, _ in found})
+    components = []
+    for package, locked_version, rest in found:
+        purl = f"pkg:pypi/{normalized(package)}@{quote(locked_version)}"
+        licence = said[normalized(package)]
+        hashes = [{"alg": "SHA-256", "content": one} for one in re.findall(r"--hash=sha256:([0-9a-f]{64})", rest)]
+        one = {"type": "library", "bom-ref": purl, "name": package, "version": locked_version, "purl": purl}
+        files = {"externalReferences": [{"type": "distribution", "url": purl, "hashes": hashes}]}
+        components.append(
+            {**one, **({} if licence == "?" else {"licenses": [{"license": {"name": licence}}]}), **files}
+        )
+    about = {"type": "application", "bom-ref": f"pkg:pypi/{name}@{version}", "name": name, "version": version}
+    return _bill(about, components, [])
+
+
+def _bill(about: dict[str, Any], components: list[dict[str, Any]], edges: list[dict[str, Any]]) -> dict[str, Any]:
     content = {"components": components, "dependencies": edges}
-    serial = uuid.uuid5(uuid.NAMESPACE_URL, name + json.dumps(content, sort_keys=True))
+    serial = uuid.uuid5(uuid.NAMESPACE_URL, about["name"] + json.dumps(content, sort_keys=True))
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{serial}",
         "version": 1,
-        "metadata": {"component": {"type": "container", "bom-ref": name, "name": name}},
+        "metadata": {"component": about},
         **content,
     }
 
@@ -144,10 +173,13 @@ def _system_components() -> list[dict[str, Any]]:
     return components
 
 
+def _lock_text(name: str) -> str:
+    return (Path(__file__).resolve().parents[1] / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+
+
 def locked(*names: str) -> set[str]:
     """Packages of lock files, whatever machine they are for."""
-    folder = Path(__file__).resolve().parents[1] / "requirements"
-    texts = [(folder / f"{name}.txt").read_text(encoding="utf-8") for name in names]
+    texts = map(_lock_text, names)
     return {normalized(name) for text in texts for name in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.MULTILINE)}
 
 

@@ -140,3 +140,21 @@ def test_cuda_build_stage_takes_the_library_of_its_torch(tmp_path: Path) -> None
     assert linked.is_relative_to(
         build.environment / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     )
+
+
+@pytest.mark.parametrize("image", ["worker-cpu", "worker-ascend", "worker-cuda"])
+@pytest.mark.parametrize("given", ["all", "", "wandb"])
+def test_trackers_are_a_build_argument(tmp_path: Path, image: str, given: str) -> None:
+    build = Build(tmp_path / "image", {"TRACKERS": given}, ("smmap",))
+    build.carry_out(("COPY", "requirements/trackers.txt /build/trackers.txt"))
+    lines = [line for stage in stages(image) for line in stage]
+    (argument,) = (line for line in lines if line[0] == "ARG" and line[1].startswith("TRACKERS"))
+    (line,) = (line for line in lines if line[0] == "RUN" and "TRACKERS" in line[1])
+    # The image for CPU devices mounts what the others copy.
+    command = re.sub(r'^--mount=\S+\s+PATH="[^"]*" && ', "", line[1]).replace("-r /trackers", "-r /build/trackers")
+    build.carry_out(argument)
+    outcome = build.carry_out(("RUN", command))
+    assert outcome is not None
+    found = [path.name for path in (build.environment / "trackers").glob("lib/*/site-packages/smmap")]
+    assert (outcome.returncode, found) == {"all": (0, ["smmap"]), "": (0, []), "wandb": (1, [])}[given], outcome.stderr
+    assert ("wanted: all, or nothing" in outcome.stderr) is (given == "wandb")
