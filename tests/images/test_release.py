@@ -112,14 +112,29 @@ def test_the_operators_install_has_operator_validate_and_plugin(released: Path, 
         ([programs / "python", "-c", looked], r"\[\]"),
         ([programs / "rljob-operator", "--help"], "usage: rljob-operator"),
         ([programs / "kubectl-rljob", "--help"], "usage: kubectl rljob"),
-        ([programs / "rljob", "validate", ROOT / "examples" / "qwen3-4b-grpo-8x910b1.yaml"], "valid"),
+        (
+            [programs / "rljob", "validate", ROOT / "examples" / "qwen3-4b-grpo-8x910b1.yaml"],
+            "is valid\nby the API's rules; model, data",
+        ),
+        ([programs / "rljob", "--help"], r"doctor +not here: \w+, a package of the worker, is not installed"),
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         assert re.search(said, done.stdout), done.stdout
+    done = subprocess.run(
+        [programs / "rljob", "run", ROOT / "examples" / "quickstart.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.fullmatch(
+        r"rljob: run: \w+, a package of the worker, is not installed \(docs/install\.md\)\n", done.stderr
+    )
 
 
-@unless_all("The packages of the lock are those that all other tests run with.")
+@unless_all("The packages of the lock are what all other tests run with")
 def test_the_locks_install_runs_the_quickstart(released: Path, tmp_path: Path) -> None:
     programs = installed(tmp_path / "env", released / WHEEL, "cpu")
     command = [programs / "rljob", "run", ROOT / "examples" / "quickstart.yaml", "--set", "spec.steps=2"]

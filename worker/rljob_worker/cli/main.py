@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import io
 import logging
 import os
@@ -78,8 +78,22 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     root.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
-        importlib.import_module(f"rljob_worker.cli.{_MODULES.get(name, name)}").add_command(commands)
+        try:
+            module = importlib.import_module(f"rljob_worker.cli.{_MODULES.get(name, name)}")
+        except ModuleNotFoundError as error:
+            if argv and argv[0] == name:
+                raise UserError(f"{name}: {_lacks(error)}") from None
+            commands.add_parser(name, help=f"not here: {_lacks(error)}")
+            continue
+        module.add_command(commands)
     return root
+
+
+def _lacks(error: ModuleNotFoundError) -> str:
+    """What an installation of the operator alone says of a command of the worker; elsewhere the error goes on."""
+    if importlib.util.find_spec("numpy") is not None:
+        raise error
+    return f"{error.name}, a package of the worker, is not installed (docs/install.md)"
 
 
 class _Visible(logging.Formatter):
@@ -102,7 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Samples may hold characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser(given).parse_args(given)
+    try:
+        grammar = parser(given)
+    except UserError as error:
+        print(f"rljob: {visible(str(error))}", file=sys.stderr)
+        return error.exit_code
+    arguments = grammar.parse_args(given)
     if getattr(arguments, "manifest", None) != "-" and not getattr(arguments, "reads_standard_input", False):
         close_standard_input()
     try:
@@ -112,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, JobError) as error:
         print(f"rljob: {visible(str(error))}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        print(f"rljob: {arguments.command}: {_lacks(error)}", file=sys.stderr)
+        return ExitCode.USER_ERROR
     except BrokenPipeError:
         # Whoever read the output has seen enough (`rljob samples DIR | head`); the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
