@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: chart release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: ascend-wheels chart release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -90,6 +90,9 @@ chart: $(STAMP) ## Package the chart in dist/: an archive, and an OCI image layo
 
 release: $(STAMP) ## All files of a release in dist/release: wheel, source, lock files, chart, SBOMs, notes, checksums (nothing is published)
 	@$(BIN)/python release/release.py --helm "$$(command -v helm || $(BIN)/python tests/cluster/programs.py helm | tail -1)" $(RELEASE_ARGS)
+
+ascend-wheels: ## Make the memory saver's and MindSpeed's wheels for image-worker-ascend from their repositories (in a container of its base)
+	@bash images/worker-ascend/make_wheels.sh
 
 image-operator: ## Build the operator's image and its SBOM (docker)
 	$(call image,operator)
