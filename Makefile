@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: ascend-wheels chart release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: ascend-wheels chart docs release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -13,6 +13,7 @@ RUNS := runs
 LOCK_HASH := $(shell sha256sum $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_HASH)
 TRACKERS_STAMP := $(VENV)/trackers/installed
+DOCS_STAMP := $(VENV)/docs/installed
 
 # The first interpreter that really is 3.11 or 3.12; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
@@ -106,7 +107,16 @@ image-worker-ascend: ## Build the worker's image for NPUs and its SBOM (docker; 
 image-worker-cuda: ## Build the worker's image for GPUs and its SBOM (docker)
 	$(call image,worker-cuda)
 
-lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may not grow, and Chinese pages older than the English ones
+# The site's generator has an environment of its own: it takes no part in anything else.
+$(DOCS_STAMP): $(STAMP) requirements/docs.txt
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/docs
+	$(BIN)/uv pip install --quiet --python $(VENV)/docs/bin/python --no-deps -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS_STAMP) ## The documentation as a site in dist/site, built strictly: no dead link, no dead anchor
+	@$(VENV)/docs/bin/python docs/site_build.py
+
+lint: $(STAMP) $(DOCS_STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may not grow, Chinese pages older than the English ones, the site of the documentation
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -116,6 +126,7 @@ lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may no
 	@$(BIN)/python tests/support/counts.py
 	@$(BIN)/python tests/support/translations.py
 	@$(BIN)/python -m rljob_api.reference_zh
+	@$(VENV)/docs/bin/python docs/site_build.py
 
 format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .
@@ -138,6 +149,8 @@ lock: $(STAMP) ## Resolve the lock files anew
 		-o requirements/worker-cpu.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra wandb --extra mlflow --extra clearml --extra swanlab --extra trackio \
 		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/trackers.txt
+	@printf 'mkdocs-material\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/docs.txt
 	@printf 'hatchling\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 --constraints $(LOCK) \
 		--generate-hashes --no-header --no-annotate --quiet -o requirements/build.txt
 	@$(call lock_over_base,ascend,worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from rljob_api.base import ApiModel
@@ -146,7 +147,9 @@ def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiM
     for alias, of_type in fields_of(model).items():
         field = node["properties"][alias]
         kind = (
-            texts.kind(describe(field)) if of_type.block is None else _link(paths[of_type.block], of_type.many, texts)
+            _as_code(texts.kind(describe(field)))
+            if of_type.block is None
+            else _link(paths[of_type.block], of_type.many, texts)
         )
         meaning = texts.text(field.get("description", ""))
         lines.append(f"| `{alias}` | {_cell(kind)} | {_default(field, node, alias, texts)} | {_cell(meaning)} |")
@@ -154,6 +157,11 @@ def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiM
         lines += ["", texts.rules, ""]
         lines += [f"- {f'`{rule.field}`: ' if rule.field else ''}{rule.message}" for rule in rules]
     return "\n".join([*lines, ""])
+
+
+def _as_code(kind: str) -> str:
+    """With patterns, whose brackets and stars mean something in Markdown, in code style."""
+    return re.sub(r"(\^\S+|\^/)", r"`\1`", kind)
 
 
 def _link(path: str, many: bool, texts: Texts) -> str:
