@@ -135,7 +135,7 @@ def group_filter_of(
     oversampling = spec.rollout.oversampling
     if oversampling is None or oversampling.function is None:
         return None
-    own = {"name": None, "parts": None, "by": None, "python": oversampling.function, "args": {}}
+    own: dict[str, Any] = {"name": None, "parts": None, "by": None, "python": oversampling.function, "args": {}}
     bounds = (spec.reward or RewardSpec(name="exact")).model_copy(update=own)
     known = [columns[field] for field, _ in data_sources(spec) if field in columns]
     setup = FilterSetup(oversampling.function, frozenset.intersection(*known) if known else None)
