@@ -1,6 +1,7 @@
-"""An FSDP update against a bare FSDP2 loop of the same work, and one of adapters against one of all parameters.
+"""An FSDP update against a bare FSDP2 loop of the same work, one of adapters against one of all parameters, and a step
+with a critic against one without.
 
-Two ranks each, which take turns: all three have processes of their own, and one of them works at a time. The loop is
+Two ranks each, which take turns: all four have processes of their own, and one of them works at a time. The loop is
 what a short script is: `fully_shard` over transformers' layers, the same rows of samples, a policy gradient, clipping
 and AdamW by torch's utilities. Seconds are those of the slower rank, with `--processor-time` of both ranks' processors.
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import numpy as np
 import torch
 from figures import Figure, add_processor_time, report
 from train_vs_megatron import PRESETS, make_batch, write_model
@@ -36,17 +39,18 @@ from rljob_worker.types import SamplingParams
 
 SIZE = PRESETS["medium"] | {"hidden": 256, "ffn": 768, "layers": 4, "heads": 4, "vocab": 2048, "prompts": 8}
 RANKS = 2
-OF_LOOP, OF_WHOLE = 0.95, 1.05
+OF_LOOP, OF_WHOLE, WITH_CRITIC = 0.95, 1.05, 2.5
 KINDS: dict[str, dict[str, Any] | None] = {
     "whole": {},
     "adapters": {"lora": {"rank": 8, "alpha": 16}},
+    "critic": {},
     "loop": None,
 }
-"""What is trained; None: the bare loop."""
+"""Kinds of training, `critic` by PPO and the others by GRPO; None: the bare loop."""
 ROW_TOKENS = SIZE["mbs"] * (SIZE["prompt"] + SIZE["response"])
 
 
-def spec_of(training: dict[str, Any]) -> dict[str, Any]:
+def spec_of(training: dict[str, Any], algorithm: str) -> dict[str, Any]:
     return {
         "steps": 100,
         "model": {"random": {"config": {"model_type": "qwen3"}}},
@@ -57,7 +61,7 @@ def spec_of(training: dict[str, Any]) -> dict[str, Any]:
             "samplesPerPrompt": SIZE["samples"],
             "maxResponseTokens": SIZE["response"],
         },
-        "algorithm": {"tis": {"enabled": False}},
+        "algorithm": {"name": algorithm, "tis": {"enabled": False}},
         "training": {
             "backend": "FSDP",
             "precision": "fp32",
@@ -69,10 +73,12 @@ def spec_of(training: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def trainer_step(folder: Path, store: str, rank: int, training: dict[str, Any]) -> Callable[[], None]:
-    """A step of the trainer."""
+def trainer_step(
+    folder: Path, store: str, rank: int, training: dict[str, Any], *, critic: bool = False
+) -> Callable[[], None]:
+    """A step of the trainer; with a critic its values and its updates too."""
     trainer = Trainer(
-        spec_of(training),
+        spec_of(training, "ppo" if critic else "grpo"),
         rank=rank,
         world_size=RANKS,
         store=store,
@@ -83,9 +89,15 @@ def trainer_step(folder: Path, store: str, rank: int, training: dict[str, Any]) 
     trainer.setup()
     batch, sampling, version = make_batch(SIZE, skewed=False), SamplingParams(max_tokens=SIZE["response"]), 0
 
+    if critic:
+        batch = replace(batch, rewards=np.random.default_rng(0).random(len(batch)).astype(np.float32))
+
     def step() -> None:
         nonlocal version
         version += 1
+        if critic:
+            trainer.values(batch)
+            trainer.critic_train(batch, alone=False)
         trainer.train(batch, sampling, version)
 
     return step
@@ -135,7 +147,10 @@ def work(kind: str, rank: int, folder: str, processor_time: bool, orders: Connec
     torch.set_num_threads(1)
     store, training = f"file://{folder}/{kind}", KINDS[kind]
     model = Path(folder) / "model"
-    step = loop_step(model, store, rank) if training is None else trainer_step(model, store, rank, training)
+    if training is None:
+        step = loop_step(model, store, rank)
+    else:
+        step = trainer_step(model, store, rank, training, critic=kind == "critic")
     clock = time.process_time if processor_time else time.perf_counter
     orders.send(0.0)
     while orders.recv():
@@ -189,6 +204,13 @@ def main() -> int:
                 "one of all parameters",
                 median["adapters"] / median["whole"],
                 OF_WHOLE,
+                at_most=True,
+            ),
+            Figure(
+                "a step with a critic: values, 4 updates of it, 1 of the policy",
+                "1 update of the policy",
+                median["critic"] / median["whole"],
+                WITH_CRITIC,
                 at_most=True,
             ),
         ]

@@ -29,6 +29,8 @@ class AlgorithmFacts:
     """Least `rollout.samplesPerPrompt`: 2 where the samples of a prompt are compared with each other."""
     requires_on_policy: bool = False
     """Whether every optimizer update needs samples of the policy that it starts from: one update a step."""
+    needs_critic: bool = False
+    """Whether a critic is trained beside the policy, whose values its advantages come from."""
     requires_filter: bool = False
     """Whether groups that carry no signal must be sampled away: `rollout.oversampling`."""
     clip_low: float = 0.2

@@ -6,13 +6,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import (
+    CriticSpec,
     DataSource,
     DeviceGroupSpec,
     LoraHandover,
     LoraSpec,
+    LrSchedule,
     Mode,
+    OptimizerSpec,
     PodResources,
     RLJobSpec,
     TextEnvironmentSpec,
@@ -257,6 +261,29 @@ def prompts_of_round(missing: int, factor: float) -> int:
 def updates_per_step(spec: RLJobSpec) -> int:
     """Optimizer updates in one step."""
     return samples_per_step(spec) // (spec.training.global_batch_size or samples_per_step(spec))
+
+
+def critic(spec: RLJobSpec) -> CriticSpec | None:
+    """The model that is trained beside the policy; None where the algorithm needs none."""
+    return (spec.critic or CriticSpec()) if ALGORITHMS[spec.algorithm.name].needs_critic else None
+
+
+def critic_optimizer(spec: RLJobSpec, critic: CriticSpec) -> OptimizerSpec:
+    """The critic's optimizer: its own settings, and the policy's for the rest."""
+    own = critic.optimizer.model_dump() | {"schedule": LrSchedule.CONSTANT, "min_lr": 0.0, "decay_steps": None}
+    return spec.training.optimizer.model_copy(update=own)
+
+
+def trains_policy(spec: RLJobSpec, step: int) -> bool:
+    """Whether a step, counted from 1, updates the policy: those of the critic's warm-up do not."""
+    beside = critic(spec)
+    return beside is None or step > beside.warmup_steps
+
+
+def total_updates(spec: RLJobSpec) -> int:
+    """Optimizer updates of the policy in the whole job."""
+    beside = critic(spec)
+    return (spec.steps - (beside.warmup_steps if beside else 0)) * updates_per_step(spec)
 
 
 def release_process_groups(spec: RLJobSpec) -> bool:

@@ -14,7 +14,7 @@ from schema_evaluator import admit, broken_rules, compile_rule
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.blocks import path_text
 from rljob_api.rules import RULES, Rule
-from rljob_api.rules.learning import algorithm_rules
+from rljob_api.rules.learning import algorithm_rules, group_size_rule
 from rljob_api.spec import Profile
 from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
 from rljob_api.validation import ManifestError, load_manifest
@@ -44,7 +44,15 @@ EPISODES = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward
 JUDGE = "{name: a, endpoint: {url: 'http://judge:8000/v1', model: m}}"
 LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}"]
 """Data that is an environment."""
+PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
 REFUSED: list[tuple[list[str], list[str]]] = [
+    ([*PPO, "training.backend=Megatron"], ["spec.training.backend"]),
+    ([*PPO, "rollout.promptsPerStep=6"], ["spec.critic.updatesPerStep"]),
+    ([*PPO, "critic.updatesPerStep=5"], ["spec.critic.updatesPerStep"]),
+    ([*PPO, "critic={warmupSteps: 5}", "steps=5"], ["spec.critic.warmupSteps"]),
+    (["critic={warmupSteps: 1}"], ["spec.critic"]),
+    (["algorithm.gae={lambda: 0.9}"], ["spec.algorithm.gae"]),
+    (["algorithm={name: rloo, gae: {}}"], ["spec.algorithm.gae"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=65"], ["spec.episodes.maxTokensPerTurn"]),
     ([*EPISODES, "episodes.maxTokens=64"], ["spec.episodes.maxTokens"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=8"], ["spec.episodes.maxTokens"]),
@@ -267,6 +275,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         (
             [
                 *(["rollout.oversampling.filter=ZeroVariance"] if facts.requires_filter else []),
+                *(["training={tensorParallel: 1, backend: FSDP}"] if facts.needs_critic else []),
                 f"algorithm={{name: {name}}}",
                 f"algorithm.{WITHOUT_EFFECT[attribute]}",
             ],
@@ -444,7 +453,11 @@ ACCEPTED: list[list[str]] = [
     ["rollout.tail={}"],
     ["rollout.tail.deferLongest=0.5", "rollout.oversampling.filter=ZeroVariance", "algorithm.tis.enabled=false"],
     [],
-    *([f"algorithm={{name: {name}}}"] for name, facts in ALGORITHMS.items() if not facts.requires_filter),
+    *(
+        [f"algorithm={{name: {name}}}"]
+        for name, facts in ALGORITHMS.items()
+        if not facts.requires_filter and not facts.needs_critic
+    ),
     ["algorithm={name: sapo, sapo: {tauNegative: 2}}"],
     ["algorithm={name: reinforce}", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
     *([f"resources.profile={profile.value}"] for profile in Profile),
@@ -491,6 +504,9 @@ ACCEPTED: list[list[str]] = [
     ["algorithm.tis={outside: Mask, low: 0.5, high: 1}"],
     [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce, rewards: {center: Batch}}"],
     [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce_pp}"],
+    PPO,
+    [*PPO, "algorithm.gae={gamma: 0.99, lambda: 0.95}", "critic={model: {path: a/b}, updatesPerStep: 2}"],
+    [*PPO, "mode=Async", "resources={profile: cpu}", "training.lora={rank: 8}"],
     ["rollout.topK=2", "rollout.minP=0.99"],
     [*NPU, "resources.tuning.taskQueueEnable=2"],
     [
@@ -582,7 +598,8 @@ def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, sampl
         rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples, partial=None, staleness=None),
         training=SimpleNamespace(global_batch_size=batch),
     )
-    on_group, own_samples, own_step, on_policy = algorithm_rules(facts)
+    on_group = group_size_rule(3, ["rloo"])
+    own_samples, own_step, on_policy = algorithm_rules(facts)
     assert on_group.check(view) == holds(on_group, given) == (name == "grpo" or samples >= 3)
     assert on_policy.check(view) == holds(on_policy, given) == (name == "grpo" or batch in (None, 32 * samples))
     assert own_samples.check(view)

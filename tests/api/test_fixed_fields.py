@@ -188,8 +188,10 @@ def test_at_a_status_write_the_blocks_are_not_even_compared() -> None:
 def test_every_field_is_tried() -> None:
     tried = {field_of(change) for change in MAY_CHANGE + WHILE_SUSPENDED + BEFORE_THE_FIRST_ATTEMPT}
     fields = {info.alias for info in RLJobSpec.model_fields.values()}
-    assert fields - {path.partition(".")[0] for path in tried} == {"mode", "episodes", "sandbox", "judges"}, (
-        "other modes need other devices, fixed too; episodes need another data source, sandbox and judges a reward"
+    untried = {"mode", "episodes", "sandbox", "judges", "critic"}
+    assert fields - {path.partition(".")[0] for path in tried} == untried, (
+        "other modes need other devices, fixed too; episodes need another data source, sandbox and judges a reward, "
+        "a critic another algorithm"
     )
     assert {path.partition(".")[0] for path in (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)} <= fields
     # errorScore goes with onError alone.

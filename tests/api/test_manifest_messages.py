@@ -58,8 +58,8 @@ def problems(document: object) -> list[str]:
             "tensorParallel",
         ),
         (
-            ["algorithm.name=ppo"],
-            'spec.algorithm.name: "ppo": is not one of the allowed values; allowed: one of ' + ", ".join(ALGORITHMS),
+            ["algorithm.name=dpo"],
+            'spec.algorithm.name: "dpo": is not one of the allowed values; allowed: one of ' + ", ".join(ALGORITHMS),
         ),
         (
             ["training.tensorParallel=3"],
@@ -96,7 +96,11 @@ def test_message(changes: list[str], message: str) -> None:
         ),
         (["data.prompt-key=a"], 'spec.data.prompt-key: "a": unknown field, did you mean promptKey?'),
         (["topK=5"], "spec.topK: 5: unknown field, there is spec.rollout.topK; allowed: "),
-        (["training.lr=1"], "spec.training.lr: 1: unknown field, there is spec.training.optimizer.lr; allowed: "),
+        (
+            ["training.lr=1"],
+            "spec.training.lr: 1: unknown field, there is spec.critic.optimizer.lr and spec.training.optimizer.lr; "
+            "allowed: ",
+        ),
         (["metadata.label=a"], 'metadata.label: "a": unknown field, did you mean labels?'),
         (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, fsdp, lora, "),
     ],

@@ -162,11 +162,13 @@ class TrainBatch:
     rollout_log_probs: FloatArray
     """[n], the engine's."""
     advantages: FloatArray
-    """[n]."""
+    """[n]; of no meaning beside `rewards`."""
     versions: IntArray
     """[n], the weights that sampled each token."""
     experts: ExpertArray | None = None
     """[T - N, ...]: those that the engine sent each token but the last of its stream to; None: the trainer's own."""
+    rewards: FloatArray | None = None
+    """[N], of each stream, for a critic to make advantages of; None: the advantages are known."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -13,6 +13,7 @@ from rljob_api.blocks import BlockField, fields_of
 from rljob_api.rules.backends import BACKENDS
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
+from rljob_api.rules.critic import CRITIC
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
@@ -46,6 +47,7 @@ __all__ = [
 RULES: tuple[Rule, ...] = (
     *DEVICE_GROUPS,
     *BACKENDS,
+    *CRITIC,
     *PARALLELISM,
     *MODEL_AND_DATA,
     *EPISODES,

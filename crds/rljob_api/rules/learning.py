@@ -259,21 +259,10 @@ MODEL_AND_DATA = (
 
 def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
     """What one algorithm asks of the rest of a job."""
-    name, least = algorithm.name, algorithm.min_group_size
+    name = algorithm.name
     another = f"has(self.algorithm) && self.algorithm.name != '{name}'"
     if name != AlgorithmSpec().name:
         another = f"!has(self.algorithm) || self.algorithm.name != '{name}'"
-    if least > 1:
-        yield Rule(
-            on=RLJobSpec,
-            field="rollout.samplesPerPrompt",
-            wrong="the advantages of a group of one are all zero",
-            allowed=f"{least} or more with algorithm {name}",
-            check=lambda s: s.algorithm.name != name or s.rollout.samples_per_prompt >= least,
-            cel=f"({another}) || self.rollout.samplesPerPrompt >= {least}",
-        )
-    for attribute in algorithm.without_effect:
-        yield _without_effect(algorithm, attribute)
     if algorithm.requires_filter:
         yield Rule(
             on=RLJobSpec,
@@ -318,18 +307,56 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
         )
 
 
-def _without_effect(algorithm: AlgorithmFacts, attribute: str) -> Rule:
-    name, field = algorithm.name, to_camel(attribute)
-    own = getattr(algorithm, attribute, None)
+def group_size_rules() -> Iterator[Rule]:
+    """One rule for all algorithms that compare so many samples of a prompt at least."""
+    sizes: dict[int, list[str]] = {}
+    for name, facts in ALGORITHMS.items():
+        sizes.setdefault(facts.min_group_size, []).append(name)
+    for least, names in sizes.items():
+        if least > 1:
+            yield group_size_rule(least, names)
+
+
+def group_size_rule(least: int, names: list[str]) -> Rule:
+    """The least `rollout.samplesPerPrompt` of these algorithms."""
+    absent = "has(self.algorithm) &&" if AlgorithmSpec().name in names else "!has(self.algorithm) ||"
+    return Rule(
+        on=RLJobSpec,
+        field="rollout.samplesPerPrompt",
+        wrong="the advantages of a group of one are all zero",
+        allowed=f"{least} or more with algorithm {', '.join(names)}",
+        check=lambda s: s.algorithm.name not in names or s.rollout.samples_per_prompt >= least,
+        cel=f"({absent} !(self.algorithm.name in {_quoted(names)})) || self.rollout.samplesPerPrompt >= {least}",
+    )
+
+
+def without_effect_rules() -> Iterator[Rule]:
+    """One rule for all algorithms that a field changes nothing with, where its value there is the same."""
+    fields: dict[tuple[str, float | bool | None], list[str]] = {}
+    for name, facts in ALGORITHMS.items():
+        for attribute in facts.without_effect:
+            fields.setdefault((attribute, getattr(facts, attribute, None)), []).append(name)
+    for (attribute, own), names in fields.items():
+        yield _without_effect(attribute, own, names)
+
+
+def _without_effect(attribute: str, own: float | bool | None, names: list[str]) -> Rule:
+    field, others = to_camel(attribute), [name for name in ALGORITHMS if name not in names]
     given = f"has(self.{field})" + ("" if own is None else f" && self.{field} != {json.dumps(own)}")
+    # The shorter list.
+    among = f"!(self.name in {_quoted(names)})" if len(names) < len(others) else f"self.name in {_quoted(others)}"
     return Rule(
         on=AlgorithmSpec,
         field=field,
-        wrong=f"changes nothing with algorithm {name}",
+        wrong="changes nothing with this algorithm",
         allowed="leave it out",
-        check=lambda a: a.name != name or getattr(a, attribute) == own,
-        cel=f"self.name != '{name}' || !({given})",
+        check=lambda a: a.name not in names or getattr(a, attribute) == own,
+        cel=f"{among} || !({given})",
     )
+
+
+def _quoted(names: list[str]) -> str:
+    return f"[{', '.join(repr(name) for name in names)}]"
 
 
 def _evaluation_metric(field: str, block: str, given: str, metric: Callable[[Any], str | None]) -> Rule:
@@ -663,6 +690,8 @@ LEARNING = (
     *EVALUATION,
     *TRACKERS,
     *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),
+    *group_size_rules(),
+    *without_effect_rules(),
     Rule(
         on=TisSpec,
         field="low",

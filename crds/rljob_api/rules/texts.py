@@ -28,6 +28,7 @@ from rljob_api.rules.findings import (
 from rljob_api.spec import (
     ChatSpec,
     CheckpointSpec,
+    CriticModelSpec,
     DataSource,
     DataSpec,
     EnvironmentSpec,
@@ -92,6 +93,10 @@ def _model(model: Any) -> Iterator[Finding]:
         yield Finding(("hub",), "nothing is fetched from a hub", "only with a path that is a hub id")
     if model.path is not None and local and model.revision is not None:
         yield Finding(("revision",), "a local folder has no revisions", "only with a path that is a hub id")
+
+
+def _critic_model(model: Any) -> Iterator[Finding]:
+    yield from _path("path", model.path, "a folder with config.json and *.safetensors, or a hub id", _WEIGHTS)
 
 
 _OF_A_DATASET = {"split": "train", "subset": None, "hub": Hub.HUGGING_FACE}
@@ -456,6 +461,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJob: (_queue_label,),
     ObjectMeta: (_metadata,),
     ModelSpec: (_model,),
+    CriticModelSpec: (_critic_model,),
     ChatSpec: (_chat,),
     DataSource: (_source,),
     DataSpec: (_sources,),

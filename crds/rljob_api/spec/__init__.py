@@ -3,6 +3,7 @@
 from rljob_api.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Quantity
 from rljob_api.spec.algorithm import (
     AlgorithmSpec,
+    GaeSpec,
     KlEstimator,
     KlSpec,
     LossAggregation,
@@ -39,6 +40,7 @@ from rljob_api.spec.colocation import (
     WeightSyncSpec,
     WeightTransport,
 )
+from rljob_api.spec.critic import CriticModelSpec, CriticOptimizerSpec, CriticSpec
 from rljob_api.spec.data import (
     ChatSpec,
     DataSource,
@@ -87,6 +89,9 @@ __all__ = [
     "AlgorithmSpec",
     "ChatSpec",
     "CheckpointSpec",
+    "CriticModelSpec",
+    "CriticOptimizerSpec",
+    "CriticSpec",
     "DataSource",
     "DataSpec",
     "DeviceGroupSpec",
@@ -102,6 +107,7 @@ __all__ = [
     "FailureRule",
     "Fraction",
     "FsdpSpec",
+    "GaeSpec",
     "GymnasiumSpec",
     "HcclPorts",
     "HcclSpec",

@@ -109,6 +109,15 @@ class SapoSpec(ApiModel):
     """Temperature of the others: a larger one forgets off-policy tokens sooner (arXiv 2511.20347: 1.05)."""
 
 
+class GaeSpec(ApiModel):
+    """Generalized advantage estimation (arXiv 1506.02438) of algorithm `ppo`."""
+
+    gamma: Fraction = 1.0
+    """Discount by token."""
+    lam: Annotated[Fraction, Field(alias="lambda")] = 1.0
+    """1: what followed counts; below 1, the critic's word for it counts too."""
+
+
 class OffPolicyMaskSpec(ApiModel):
     """Responses with a negative advantage that the policy has moved away from leave the loss."""
 
@@ -171,3 +180,5 @@ class AlgorithmSpec(ApiModel):
     all."""
     sapo: SapoSpec | None = None
     """Settings of algorithm `sapo`; null: its defaults."""
+    gae: GaeSpec | None = None
+    """Advantages of algorithm `ppo`; null: its defaults."""

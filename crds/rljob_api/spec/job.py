@@ -18,6 +18,7 @@ from rljob_api.spec.cluster import (
     StorageSpec,
 )
 from rljob_api.spec.colocation import HcclSpec, MemorySaverSpec, WeightSyncSpec
+from rljob_api.spec.critic import CriticSpec
 from rljob_api.spec.data import DataSpec, EvaluationSpec, RewardSpec
 from rljob_api.spec.episodes import EpisodesSpec
 from rljob_api.spec.judges import JudgeSpec
@@ -68,6 +69,8 @@ class RLJobSpec(ApiModel):
     """Models that the reward `judge` asks."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The algorithm."""
+    critic: CriticSpec | None = None
+    """The critic of algorithm `ppo`; default: all of its defaults."""
     rollout: RolloutSpec
     """Generation."""
     training: TrainingSpec = TrainingSpec()

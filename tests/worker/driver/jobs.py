@@ -176,13 +176,14 @@ def final_state(run_folder: Path, ranks: int = 1) -> dict[str, str]:
 
 
 def state_of(checkpoint: Path, ranks: int = 1) -> dict[str, str]:
-    """Digest of every tensor in a checkpoint."""
+    """Digest of every tensor in a checkpoint, a critic's among them."""
     digests = {}
-    for rank in range(ranks):
-        reader = StateReader(checkpoint / f"rank-{rank:05d}.safetensors")
+    critics = sorted(path.name for path in checkpoint.glob("critic-*.safetensors"))
+    for file in [*(f"rank-{rank:05d}.safetensors" for rank in range(ranks)), *critics]:
+        reader = StateReader(checkpoint / file)
         for name in sorted(reader.names):
             tensor = reader.read(name).contiguous().flatten()
-            digests[f"{rank}.{name}"] = hashlib.sha256(tensor.view(_byte()).numpy().tobytes()).hexdigest()
+            digests[f"{file}.{name}"] = hashlib.sha256(tensor.view(_byte()).numpy().tobytes()).hexdigest()
     return digests
 
 

@@ -110,7 +110,7 @@ def test_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         ("spec.mode=Asynchronous", "Disaggregated"),
         ("spec.training.backend=DeepSpeed", "one of Megatron, FSDP"),
-        ("spec.algorithm.name=ppo", "ppo"),
+        ("spec.algorithm.name=dpo", "gspo"),
         ("spec.resources.profile=ascend-a2", "spec.resources.profile"),
         ("spec.rollout.temperatur=1", "temperature"),
         ("spec.steps=many", "spec.steps"),

@@ -23,7 +23,7 @@ class Algorithm(AlgorithmFacts):
     """A policy-gradient algorithm: its formulas beside what it asks of a job."""
 
     advantages: AdvantageFunction
-    """Run by the driver on the step's rewards."""
+    """Run by the driver on the step's rewards; with a critic, what is learned from in their place."""
     token_loss: TokenLoss
     """Run by the trainer on each micro-batch, inside `losses.policy_gradient_loss`."""
     old_log_probs_at_one_update: bool = False
@@ -68,7 +68,7 @@ def step_advantages(
         spec: the job's settings.
 
     Returns:
-        [N] float32.
+        [N] float32; with a critic the shaped rewards, for the advantages of tokens are made where its values are.
     """
     of_sample = torch.tensor(sizes).repeat_interleave(torch.tensor(sizes))
     advantages = torch.empty_like(rewards)
@@ -76,7 +76,7 @@ def step_advantages(
         alike = of_sample == size
         groups = shape_rewards(rewards[alike].view(-1, size), spec.rewards, rewards)
         advantages[alike] = algorithm.advantages(groups, spec).flatten()
-    return shape_advantages(advantages, lengths, spec)
+    return advantages if algorithm.needs_critic else shape_advantages(advantages, lengths, spec)
 
 
 def get_algorithm(name: str) -> Algorithm:

@@ -99,8 +99,8 @@ class Recovery:
         folder = self._checkpoints.begin(self._progress.step)
         try:
             saving = self._trainers.call(Trainer.save, str(folder))
-            files = self._calls.calls.gather("checkpoint", saving, self._calls.deadline("checkpoint"))
-            return self._commit(folder, files)
+            saved = self._calls.calls.gather("checkpoint", saving, self._calls.deadline("checkpoint"))
+            return self._commit(folder, [file for of_rank in saved for file in of_rank])
         except (FencedError, PhaseDeadlineError):
             # Another driver's folder by now, or one whose file system hangs.
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,9 @@ def unverified(folder: Path) -> str:
 
 def _check_files(state: DriverState) -> None:
     names = [file.name for file in state.files or ()]
-    if len(set(names)) != state.world_size:
+    # A critic beside the policy has files of its own.
+    counts = Counter(name.rpartition("-")[0] for name in set(names))
+    if not counts or set(counts.values()) != {state.world_size}:
         raise WireError(f"files must name one file of each of the {state.world_size} ranks, not {names}")
 
 

@@ -57,6 +57,7 @@ class Cluster:
         checkpoints: folder of the checkpoints, likewise.
         on_change: told of engines that are lost, join and leave, as an event with what is to be said of it.
         trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
+        critic_folder: what the critic starts from, where that is another folder; likewise.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Cluster:
         on_change: Callable[..., None] = lambda event, **about: None,
         *,
         trains: bool = True,
+        critic_folder: Path | None = None,
     ) -> None:
         self.spec = spec
         self._groups = derived.node_groups(spec) if trains else engines_alone(spec)
         self._model_folder = model_folder
+        self._critic_folder = critic_folder
         self._checkpoints = checkpoints
         self._made = Processes(spec, run_folder)
         self.trainers, self.engines = self._made.trainers, self._made.engines
@@ -129,6 +132,7 @@ class Cluster:
                 store=store,
                 secret=secret,
                 total_updates=total_updates,
+                critic_folder=None if self._critic_folder is None else str(self._critic_folder),
                 route=network or HostRoute(folders[placement.node_of(device)]),
             )
             self.trainers.add(self._made.make(TRAINER, f"trainer-{rank}", self._place(device), arguments))
@@ -214,7 +218,10 @@ class Cluster:
         if self._made.embedded:
             return
         with ExitStack() as stack:
-            expected = {str(self._model_folder): "the model"}
+            models = {str(self._model_folder): "the model"}
+            if self._critic_folder is not None:
+                models |= {str(self._critic_folder): "the critic's model"}
+            expected = dict(models)
             for folder, what in ((self._made.logs, "the run folder"), (self._checkpoints, "the checkpoints")):
                 folder.mkdir(parents=True, exist_ok=True)
                 marker = folder / f".seen-{uuid.uuid4().hex}"
@@ -224,7 +231,7 @@ class Cluster:
             answers = nodes.missing(list(expected), _VISIBLE_SECONDS, 2 * _VISIBLE_SECONDS)
             for node, missing in enumerate(answers):
                 for path in missing:
-                    at = path if path == str(self._model_folder) else str(Path(path).parent)
+                    at = path if path in models else str(Path(path).parent)
                     raise UserError(
                         f"node {nodes[node]} does not see {expected[path]} of the driver at {at}: it must lie on a "
                         "volume that all pods mount at the same path (spec.storage.volumes)"

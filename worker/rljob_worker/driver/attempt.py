@@ -84,7 +84,15 @@ class Attempt:
             checkpoints = self.folder.checkpoints(lambda steps: _best_of(self.spec.checkpoint, self.log, steps))
             trains = not self.engines_alone
             model, events = self.inputs.model_folder, records.events
-            cluster = Cluster(self.spec, self.folder.path, model, checkpoints.root, events.write, trains=trains)
+            cluster = Cluster(
+                self.spec,
+                self.folder.path,
+                model,
+                checkpoints.root,
+                events.write,
+                trains=trains,
+                critic_folder=self.inputs.critic_folder,
+            )
             stop = StopSignal(self.spec.checkpoint.grace_seconds, cluster.kill)
             ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())
             calls = Calls(
@@ -243,7 +251,7 @@ def _train(
     """Start, restore, train, and obey a stop request at whatever point it arrives."""
     try:
         started = time.monotonic()
-        total_updates = job.spec.steps * derived.updates_per_step(job.spec)
+        total_updates = derived.total_updates(job.spec)
         limit = job.spec.timeouts.start_seconds
         with waiting_for("devices for all trainers and engines (timeouts.startSeconds)", limit):
             cluster.create(calls, total_updates, stop.requested, session.scratch, session.secrets)

@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
@@ -32,6 +32,7 @@ from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
+from rljob_worker.trainer.critic_folder import critic_bytes, critic_folder
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger("rljob.data")
@@ -88,9 +89,12 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
                 f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
                 "(vocab_size of its config.json): they are not of one model"
             )
+    length = max_model_length(spec, model)
+    beside = critic_folder(spec, tokenizer, length)
+    if derived.critic(spec) is not None:
+        size += critic_bytes(beside or model_folder)
     if saves:
         check_room(spec, folder, size)
-    length = max_model_length(spec, model)
     limit = longest_prompt(spec, model)
     evaluation_limit = limit
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
@@ -117,6 +121,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         evaluation_prompts=evaluation_prompts,
         group_filter=group_filter,
         hosts=environments.hosts,
+        critic_folder=beside,
         worlds=environments.worlds(tokenizer, model_folder),
     )
 

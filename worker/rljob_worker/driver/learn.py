@@ -46,9 +46,19 @@ class Training:
         """Whether a step needs log-probabilities from before its updates."""
         return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
 
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self._algorithm.needs_critic
+
+    def trains_policy(self, step: Step) -> bool:
+        """Whether the step updates the policy: not while its critic warms up."""
+        return derived.trains_policy(self._spec, step.number)
+
     def set_advantages(self, step: Step) -> None:
-        """Make advantages of the rewards of what the step trains on."""
+        """Make advantages of the rewards of what the step trains on; with a critic, what it learns from."""
         groups = step.of(Decision.TRAINED)
+        step.by_critic = self.uses_critic
         step.advantages = step_advantages(
             self._algorithm,
             torch.from_numpy(np.concatenate([group.rewards for group in groups])),
@@ -59,7 +69,25 @@ class Training:
 
     def batch(self, step: Step) -> TrainBatch:
         """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
-        return share(train_batch(step.of(Decision.TRAINED), step.advantages, step.oldest_trained))
+        groups = step.of(Decision.TRAINED)
+        return share(train_batch(groups, step.advantages, step.oldest_trained, by_critic=self.uses_critic))
+
+    def values(self, batch: TrainBatch) -> None:
+        """The critic's values, and advantages of them; they stay with the trainers."""
+        self._calls.gather("values", self._trainers.call(Trainer.values, batch), stoppable=True)
+
+    def critic_train(self, step: Step, batch: TrainBatch, beside: Callable[[Step], None] | None = None) -> bool:
+        """All updates of the critic in the step; `beside` is done with it while the trainers are at work.
+
+        Returns:
+            Whether the policy is to be trained too; the step has its report otherwise.
+        """
+        alone = not self.trains_policy(step)
+        calls = self._trainers.call(Trainer.critic_train, batch, alone=alone)
+        if beside is not None:
+            beside(step)
+        step.trained = self._calls.gather("critic_train", calls, stoppable=True)
+        return step.applied and not alone
 
     def ref_log_probs(self, batch: TrainBatch) -> None:
         """Log-probabilities under the starting weights; they stay with the trainers."""
@@ -76,7 +104,11 @@ class Training:
         calls = self._trainers.call(Trainer.train, batch, self._sampling, step.weight_version + 1)
         if beside is not None:
             beside(step)
-        step.trained = self._calls.gather("actor_train", calls, stoppable=True)
+        trained = self._calls.gather("actor_train", calls, stoppable=True)
+        # What the critic reported of the same step stays.
+        for report, of_critic in zip(trained, step.trained):
+            report.metrics.update(of_critic.metrics)
+        step.trained = trained
 
 
 def learn(training: Training, clock: PhaseClock, step: Step, beside: Callable[[Step], None] | None = None) -> None:
@@ -86,15 +118,24 @@ def learn(training: Training, clock: PhaseClock, step: Step, beside: Callable[[S
         training: what the trainers do.
         clock: of their lane.
         step: gets its advantages, and what the trainers report.
-        beside: done with the step while its updates are under way.
+        beside: done with the step while its updates, the critic's where there is one, are under way.
     """
     training.set_advantages(step)
     batch = training.batch(step)
-    if training.uses_reference:
-        with clock.phase("ref_log_probs"):
-            training.ref_log_probs(batch)
-    if training.uses_old_log_probs:
-        with clock.phase("log_probs"):
-            training.log_probs(batch)
+    if training.uses_critic:
+        with clock.phase("values"):
+            training.values(batch)
+    if training.trains_policy(step):
+        if training.uses_reference:
+            with clock.phase("ref_log_probs"):
+                training.ref_log_probs(batch)
+        if training.uses_old_log_probs:
+            with clock.phase("log_probs"):
+                training.log_probs(batch)
+    if training.uses_critic:
+        with clock.phase("critic_train"):
+            if not training.critic_train(step, batch, beside):
+                return
+        beside = None
     with clock.phase("actor_train"):
         training.actor_train(step, batch, beside)

@@ -92,10 +92,15 @@ class Draft:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def drop(self, block: str, why: str) -> None:
+    def drop(self, path: str, why: str) -> None:
         """Take a block out again, and what was said of its fields."""
-        self.spec.pop(block, None)
-        self.lines = [Line(line.setting, "", why) if line.field.split(".")[0] == block else line for line in self.lines]
+        outer, _, name = path.rpartition(".")
+        block = self.get(outer) if outer else self.spec
+        if isinstance(block, dict):
+            block.pop(name, None)
+        self.lines = [
+            Line(line.setting, "", why) if f"{line.field}.".startswith(f"{path}.") else line for line in self.lines
+        ]
 
     def leave(self, setting: Setting, why: str) -> None:
         """Take a setting over nowhere, and say why."""
@@ -136,6 +141,13 @@ class to:
     def __call__(self, draft: Draft, setting: Setting) -> None:
         """Put the converted value there."""
         draft.put(setting, self.path, setting.value if setting.unknown else self.convert(setting.value), self.why)
+
+
+def drop_unused_critic(draft: Draft) -> None:
+    """Leave the settings of a critic where the algorithm has none: configurations have them beside any algorithm."""
+    if draft.get("algorithm.name") != "ppo":
+        for block in ("critic", "algorithm.gae"):
+            draft.drop(block, "the algorithm has no critic")
 
 
 def take(draft: Draft, setting: Setting | None, path: str, convert: Callable[[object], object], why: str = "") -> None:

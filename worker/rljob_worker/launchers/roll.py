@@ -12,6 +12,7 @@ from rljob_worker.launchers.draft import (
     Setting,
     Settings,
     apply,
+    drop_unused_critic,
     later,
     listed,
     nowhere,
@@ -26,7 +27,7 @@ from rljob_worker.launchers.draft import (
 )
 from rljob_worker.launchers.variables import apply_variables
 
-_ALGORITHMS = {"grpo": "grpo", "reinforce": "reinforce"}
+_ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "reinforce": "reinforce"}
 _RANGE = re.compile(r"\s*list\(range\((\d+)\s*,\s*(\d+)\)\)\s*")
 _FOLDERS = "the run folder follows from the job's name"
 _TURNS = "environments with several turns are not built; a prompt has one response"
@@ -55,6 +56,11 @@ RULES: dict[str, Rule] = {
     "advantage_clip": to("algorithm.advantageClip", number),
     "ppo_epochs": nowhere("always 1"),
     "adv_estimator": to("algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")),
+    "gamma": to("algorithm.gae.gamma", number),
+    "lambd": to("algorithm.gae.lambda", number),
+    "value_clip": to("critic.valueClip", number),
+    "critic_warmup": to("critic.warmupSteps", whole),
+    "critic.training_args.learning_rate": to("critic.optimizer.lr", number),
     "init_kl_coef": to("algorithm.kl.coefficient", number),
     "whiten_advantages": to("algorithm.whitenAdvantages", switch),
     "entropy_loss_coef": to("algorithm.entropyCoefficient", number),
@@ -135,6 +141,7 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     ]
     apply(draft, others, {setting.name: _rule(setting.name) for setting in others}, "")
     found = {setting.name: setting for setting in others}
+    drop_unused_critic(draft)
     _place(draft, found)
     _data(draft, found)
     _batch(draft, found)

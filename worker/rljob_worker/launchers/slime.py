@@ -15,6 +15,7 @@ from rljob_worker.launchers.draft import (
     Setting,
     Settings,
     apply,
+    drop_unused_critic,
     later,
     listed,
     memory,
@@ -32,7 +33,7 @@ from rljob_worker.launchers.shell import Command, Word
 from rljob_worker.launchers.variables import apply_variables
 
 _NOT_BUILT = "not built"
-_ALGORITHMS = {"grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp",
+_ALGORITHMS = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp",
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _REWARDS = {"math": "math", "deepscaler": "math", "dapo": "math", "gsm8k": "gsm8k"}
 _KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "low_var"}
@@ -106,6 +107,12 @@ RULES: dict[str, Rule] = {
     "--partial-rollout": to("rollout.partial", lambda value: {}),
     "--balance-data": nowhere("samples are dealt by length always"),
     "--advantage-estimator": to("algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")),
+    "--gamma": to("algorithm.gae.gamma", number),
+    "--lambd": to("algorithm.gae.lambda", number),
+    "--value-clip": to("critic.valueClip", number),
+    "--critic-lr": to("critic.optimizer.lr", number),
+    "--critic-load": to("critic.model.path", text),
+    "--num-critic-only-steps": to("critic.warmupSteps", whole),
     "--eps-clip": to("algorithm.clipLow", number),
     "--eps-clip-high": to("algorithm.clipHigh", number),
     "--eps-clip-c": to("algorithm.dualClip", number),
@@ -250,6 +257,7 @@ def apply_command(draft: Draft, command: Command, conditional: set[str], framewo
     found = list(settings_of(command.words[start + 1 :], conditional))
     last = {setting.name: setting for setting in found}
     apply(draft, last.values(), RULES, f"unknown to `rljob import {framework}`")
+    drop_unused_critic(draft)
     _place(draft, last, words[start].endswith("train_async.py"))
     _learn(draft, last)
     _evaluate(draft, last)

@@ -15,6 +15,7 @@ from rljob_worker.launchers.draft import (
     Setting,
     Settings,
     apply,
+    drop_unused_critic,
     later,
     listed,
     nowhere,
@@ -29,7 +30,7 @@ from rljob_worker.launchers.draft import (
 )
 from rljob_worker.launchers.shell import Command
 
-_ALGORITHMS = {"grpo": "grpo", "gspo": "gspo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp",
+_ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "gspo": "gspo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp",
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _BACKENDS = {"megatron": "Megatron", "fsdp": "FSDP", "fsdp2": "FSDP"}
 _LOSSES = {"vanilla": "", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
@@ -51,7 +52,7 @@ RULES: dict[str, Rule] = {
     "trainer.default_local_dir": to("checkpoint.path", text),
     "trainer.max_actor_ckpt_to_keep": to("checkpoint.keep", whole),
     "trainer.resume_mode": nowhere("a restart continues from the newest checkpoint"),
-    "trainer.critic_warmup": nowhere("no critic"),
+    "trainer.critic_warmup": to("critic.warmupSteps", whole),
     "trainer.logger": later,
     "trainer.project_name": later,
     "trainer.experiment_name": later,
@@ -156,8 +157,21 @@ RULES: dict[str, Rule] = {
         setting, "one response to a prompt" if not switch(setting.value) else "no tools, no environments"
     ),
     "algorithm.adv_estimator": to(
-        "algorithm.name", one_of(_ALGORITHMS, "no such algorithm here (a critic is not built); docs/algorithms.md")
+        "algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")
     ),
+    "algorithm.gamma": to("algorithm.gae.gamma", number),
+    "algorithm.lam": to("algorithm.gae.lambda", number),
+    "critic.model.path": to("critic.model.path", text),
+    "critic.model.tokenizer_path": nowhere("the policy's tokenizer"),
+    "critic.strategy": nowhere("training.backend, as the policy"),
+    "critic.optim.lr": to("critic.optimizer.lr", number),
+    "critic.optim.lr_warmup_steps": to("critic.optimizer.warmupSteps", whole),
+    "critic.optim.weight_decay": to("critic.optimizer.weightDecay", number),
+    "critic.cliprange_value": to("critic.valueClip", number),
+    "critic.grad_clip": to("critic.optimizer.clipGrad", number),
+    "critic.ppo_epochs": nowhere("always 1"),
+    "critic.ppo_mini_batch_size": nowhere("critic.updatesPerStep: data.train_batch_size / ppo_mini_batch_size"),
+    "critic.ppo_micro_batch_size_per_gpu": nowhere(_MICRO),
     "algorithm.norm_adv_by_std_in_grpo": to("algorithm.normalizeByStd", switch),
     "algorithm.use_kl_in_reward": lambda draft, setting: draft.leave(
         setting, "none" if not switch(setting.value) else "no KL in the reward; algorithm.kl is in the loss"
@@ -183,6 +197,7 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     last = {setting.name: setting for setting in settings}
     apply(draft, [setting for setting in last.values() if _counts(setting)], RULES, "unknown to `rljob import verl`")
     _data(draft, last)
+    drop_unused_critic(draft)
     _learn(draft, last)
     draft.default(
         algorithm__clipLow=0.2, algorithm__clipHigh=0.2, algorithm__dualClip=3.0, algorithm__aggregation="TokenMean",

@@ -70,6 +70,10 @@ if TYPE_CHECKING:
             """The head."""
             ...
 
+        def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+            """Give it another head."""
+            ...
+
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, bool]) -> None:
             """Recompute layers in the backward pass."""
             ...

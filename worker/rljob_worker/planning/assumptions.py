@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rljob_api import derived
 from rljob_api.spec import MemorySaverMode, RLJobSpec, TrainingBackend
 from rljob_worker.host.sockets import is_local_name
@@ -24,6 +26,9 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
         lines.append(f"prompts of at most {ASSUMED_PROMPT_TOKENS} tokens: data.maxPromptTokens is not set")
     if spec.model.random is not None and "vocab_size" not in spec.model.random.config:
         lines.append(f"a vocabulary of {model.vocab_size}, the tokenizer's upper bound: it is trained at start-up")
+    critic = derived.critic(spec)
+    if critic is not None and critic.model is not None and not Path(critic.model.path).expanduser().is_dir():
+        lines.append("a critic of the policy's size: critic.model.path is not here")
     if any(model.moe_layers):
         lines.append("tokens spread evenly over the experts")
     if spec.records.http_port is not None and not is_local_name(spec.records.http_host):

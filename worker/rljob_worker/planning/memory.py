@@ -22,6 +22,7 @@ from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.models.transformers_model import TransformersModel, adapter_tensors
 from rljob_worker.planning.activations import PassBytes, forward_pass, training_pass
 from rljob_worker.planning.communicators import communicator_bytes, engine_groups, trainer_groups
+from rljob_worker.planning.critic import critic_of
 from rljob_worker.planning.engine import engine_memory
 from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
@@ -46,6 +47,13 @@ class Rank:
     state: TrainingState
     training: PassBytes
     forward: PassBytes
+    critic: Rank | None = None
+    """The critic's, where there is one."""
+
+    @property
+    def models(self) -> list[Rank]:
+        """The policy's parts and the critic's."""
+        return [self] if self.critic is None else [self, self.critic]
 
 
 def handed_over(spec: RLJobSpec, model: TrainedModel) -> list[tuple[str, tuple[int, ...]]]:
@@ -108,11 +116,8 @@ class Planner:
         """The parts of a rank of one stage."""
         spec, model, job = self._spec, self._model, self._job
         if not isinstance(model, ModelConfig):
-            return Rank(
-                fsdp_state(spec, model, job),
-                fsdp_training_pass(spec, model, job, self._batch),
-                fsdp_forward_pass(spec, model, job, self._batch),
-            )
+            beside = critic_of(spec, model)
+            return replace(self._rows(spec, model), critic=None if beside is None else self._rows(*beside))
         parameters = rank_parameters(model, job, stage)
         return Rank(
             training_state(parameters, job, spec.training.precision),
@@ -125,6 +130,13 @@ class Planner:
         other = copy(self)
         other._batch = replace(self._batch, tokens=length, responses=length, longest=length)
         return other
+
+    def _rows(self, spec: RLJobSpec, model: TransformersModel) -> Rank:
+        return Rank(
+            fsdp_state(spec, model, self._job),
+            fsdp_training_pass(spec, model, self._job, self._batch),
+            fsdp_forward_pass(spec, model, self._job, self._batch),
+        )
 
     def device_tables(self) -> list[MemoryTable]:
         """One for each kind of rank."""
@@ -169,10 +181,8 @@ class Planner:
             ("rollout_sleep", asleep | generating),
             ("wake_up", awake | resting | margin),
         ]
-        forward = awake | resting | self._forward_parts(rank)
-        parts += [("ref_log_probs", forward)] * self._reference + [("log_probs", forward)] * self._old
+        parts += [(phase, components | resting) for phase, components in self._learning(rank)]
         parts += [
-            ("actor_train", max(self._updating(rank), key=_total) | resting),
             ("checkpoint", awake | resting),
             ("rollout_wake_weights", awake | weights),
             ("update_weights", awake | landing | {"merged": rank.state.merging}),
@@ -182,9 +192,20 @@ class Planner:
         parts += [("eval", asleep | generating)] * (self._spec.evaluation is not None)
         return [PhaseMemory(phase, used(components | self._always)) for phase, components in parts]
 
-    def _updating(self, rank: Rank) -> list[Bytes]:
-        """The peaks of training: gradients are computed, exchanged, and, where the optimizer's state comes, applied."""
+    def _learning(self, rank: Rank) -> list[tuple[str, Bytes]]:
+        """Peaks of the phases of `driver.learn`, without what is there beside the trainer's."""
         awake = self._awake(rank)
+        forward = awake | _pass_parts(rank.forward)
+        parts: list[tuple[str, Bytes]] = []
+        if rank.critic is not None:
+            parts.append(("values", awake | _pass_parts(rank.critic.forward)))
+        parts += [("ref_log_probs", forward)] * self._reference + [("log_probs", forward)] * self._old
+        if rank.critic is not None:
+            parts.append(("critic_train", max(self._updating(awake, rank.critic), key=_total)))
+        return [*parts, ("actor_train", max(self._updating(awake, rank), key=_total))]
+
+    def _updating(self, awake: Bytes, rank: Rank) -> list[Bytes]:
+        """The peaks of training: gradients are computed, exchanged, and, where the optimizer's state comes, applied."""
         peaks = [awake | _pass_parts(rank.training)]
         if self._cpu:
             # Gloo copies the buffer that it reduces, and the C heap still has the activations' pages.
@@ -200,10 +221,10 @@ class Planner:
             "weights": rank.state.weights,
             "gradients": rank.state.gradients,
             "optimizer": 0 if offloaded else rank.state.optimizer,
+            "critic": 0
+            if rank.critic is None
+            else rank.critic.state.weights + (0 if offloaded else rank.critic.state.optimizer),
         }
-
-    def _forward_parts(self, rank: Rank) -> Bytes:
-        return _pass_parts(rank.forward)
 
     # --- a node ------------------------------------------------------------------------------
 
@@ -220,7 +241,8 @@ class Planner:
         for rows in zip(*tables, strict=True):
             tensors = sum(_tensors(row) for row in rows) if self._cpu else 0
             kept_free = max(row.components.get(KEPT_FREE, 0) for row in rows) if self._cpu else 0
-            backup = sum(rank.state.weights + rank.state.optimizer for rank in ranks) if self._cpu else 0
+            states = [model.state for rank in ranks for model in rank.models]
+            backup = sum(state.weights + state.optimizer for state in states) if self._cpu else 0
             asleep = self._saver and "weights" not in rows[0].components
             moved = {"backup": backup - fixed["optimizer"]} if self._cpu and asleep else {}
             components = fixed | moved | {"tensors": tensors, KEPT_FREE: kept_free}
@@ -232,9 +254,14 @@ class Planner:
         return {
             "optimizer": sum(self._offloaded(rank) for rank in ranks),
             "reference": sum(2 * rank.state.weights * self._kept_reference for rank in ranks),
-            "snapshot": sum((rank.state.trained + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+            "snapshot": sum(self._copied(rank) for rank in ranks),
             "routed experts": self._routed_experts() if ranks else 0,
         }
+
+    def _copied(self, rank: Rank) -> int:
+        """Bytes of the state before a step, which one of several updates, or with a critic, may go back to."""
+        states = [rank.state] * (self._updates > 1) + ([] if rank.critic is None else [rank.critic.state])
+        return sum(state.trained + state.optimizer for state in states)
 
     def _routed_experts(self) -> int:
         """Of a step's tokens, for router replay: in Ray's store once on each node with a trainer, if all is long."""
@@ -260,7 +287,8 @@ class Planner:
         return sum(self._awake(rank).values()) if self._saver else 0
 
     def _offloaded(self, rank: Rank) -> int:
-        return rank.state.optimizer if self._spec.training.optimizer.host_offload else 0
+        offloads = self._spec.training.optimizer.host_offload
+        return sum(model.state.optimizer for model in rank.models) if offloads else 0
 
 
 def _dtype(precision: Precision) -> torch.dtype:

@@ -16,6 +16,7 @@ _ORDER = (
     "weights",
     "gradients",
     "optimizer",
+    "critic",
     "gathered",
     "merged",
     "activations",

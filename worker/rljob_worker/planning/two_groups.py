@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api import derived
 from rljob_worker.planning.memory import Planner, Rank, rank_title, stages_that_differ
-from rljob_worker.planning.tables import Bytes, MemoryTable, PhaseMemory, used
+from rljob_worker.planning.tables import MemoryTable, PhaseMemory, used
 
 
 class TwoGroupsPlanner(Planner):
@@ -37,11 +37,7 @@ class TwoGroupsPlanner(Planner):
         """Peaks of a trainer's device, in the order of its lane."""
         rank = self.rank(stage)
         awake = self._awake(rank)
-        forward = awake | self._forward_parts(rank)
-        parts: list[tuple[str, Bytes]] = [("batch_wait", awake)]
-        parts += [("ref_log_probs", forward)] * self._reference + [("log_probs", forward)] * self._old
-        updating = max(self._updating(rank), key=lambda components: sum(components.values()))
-        parts += [("actor_train", updating), ("checkpoint", awake)]
+        parts = [("batch_wait", awake), *self._learning(rank), ("checkpoint", awake)]
         parts += [("update_weights", awake | {"merged": rank.state.merging})]
         return [PhaseMemory(phase, used(components | self._with_trainer)) for phase, components in parts]
 

@@ -46,6 +46,8 @@ _PANELS = (
         "train/mismatch_kl": "trainer to engine",
     }),
     Panel("Clipped tokens", _SHARE, {"train/pg_clipfrac": "by the policy loss", "train/tis_clipfrac": "by TIS"}),
+    Panel("Critic", _SHARE, {"critic/explained_variance": "explained variance of the returns"}),
+    Panel("Loss of the critic", "squared distance", {"critic/value_loss": "mean over updates"}),
     Panel("Groups without a signal", _SHARE, {"rollout/zero_std/ratio": "all rewards of the group are equal"}),
     Panel(
         "Tokens generated and not trained on",

@@ -45,13 +45,16 @@ def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
     )
 
 
-def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0) -> TrainBatch:
+def train_batch(
+    groups: Sequence[Group], advantages: FloatArray, oldest: int = 0, *, by_critic: bool = False
+) -> TrainBatch:
     """The streams of a step, one after the other.
 
     Args:
         groups: what is trained on; N samples together.
         advantages: [N], the same for all of a sample's tokens.
         oldest: tokens of weights before these count as not sampled: nothing is learned from them.
+        by_critic: whether `advantages` are rewards, of which a critic makes the advantages of tokens.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     streams = [episode.stream for episode in episodes]
@@ -72,6 +75,7 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0
         advantages=np.repeat(advantages.astype(np.float32), counts),
         versions=versions[is_sampled],
         experts=np.concatenate(experts) if experts else None,
+        rewards=advantages.astype(np.float32) if by_critic else None,
     )
 
 

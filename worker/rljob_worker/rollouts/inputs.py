@@ -33,5 +33,7 @@ class Inputs:
     """Asks `rollout.oversampling.function`, where the job has one; to be closed at the end."""
     hosts: Sequence[EnvironmentHosts] = ()
     """Of environments; to be started, and closed at the end."""
+    critic_folder: Path | None = None
+    """The critic's starting point; None: `model_folder`, or there is no critic."""
     worlds: Mapping[str, World] = field(default_factory=dict)
     """Environments, by place in the manifest of their source."""

@@ -54,7 +54,9 @@ class Step:
     passed: int = 0
     """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
-    """[N], of the samples of the groups that are trained on."""
+    """[N], of the samples of the groups that are trained on; with a critic their shaped rewards."""
+    by_critic: bool = False
+    """Whether each token has an advantage of its own, which the trainers keep."""
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
     """Of the engines, while they generated for it."""
     environments: EnvironmentTimes | None = None
@@ -102,7 +104,10 @@ class Step:
         """One row a response, for the trajectories, by group."""
         advantages = iter(self.advantages.tolist())
         return [
-            [self._sample(group, i, next(advantages) if trained else None) for i in range(len(group.results))]
+            [
+                self._sample(group, i, next(advantages) if trained and not self.by_critic else None)
+                for i in range(len(group.results))
+            ]
             for group in self.groups
             for trained in [group.decision is Decision.TRAINED]
         ]

@@ -21,7 +21,7 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
-from rljob_worker.trainer.objective import PolicyLoss, TokenValues
+from rljob_worker.trainer.objective import Loss, TokenValues
 from rljob_worker.trainer.process_groups import ProcessGroups
 from rljob_worker.trainer.rank_backend import MemoryMove, Rounding
 
@@ -29,8 +29,8 @@ from rljob_worker.trainer.rank_backend import MemoryMove, Rounding
 class Compute(Protocol):
     """The function that is applied to each micro-batch."""
 
-    wanted: Wanted
-    """Asked of the output layer."""
+    wanted: Wanted | None
+    """Asked of the output layer; None: a critic's values."""
 
     def __call__(self, index: int, micro_batch: MicroBatch, tokens: TokenValues, /) -> tuple[Tensor, Tensor]:
         """(its share of the loss, a result to collect) of a micro-batch and its index."""
@@ -59,6 +59,33 @@ class Loaded:
     """From which parallel layout to which, where they differ."""
 
 
+class CriticBackend(Protocol):
+    """One rank of the critic, whose logits are one column: values. In the memory and the groups of the policy."""
+
+    trained: list[Tensor]
+    """This rank's parameters that an update changes."""
+    optimizer_state: list[Tensor]
+    """Tensors that the optimizer changes beside them."""
+    pair_cost: float
+    """See `TrainerBackend`."""
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """See `TrainerBackend`."""
+        ...
+
+    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
+        """See `TrainerBackend`."""
+        ...
+
+    def save(self, folder: str, *, updates: int) -> CheckedFile:
+        """See `TrainerBackend`; beside the policy's file."""
+        ...
+
+    def load(self, folder: str) -> Loaded:
+        """See `TrainerBackend`."""
+        ...
+
+
 class TrainerBackend(Protocol):
     """One rank of the model that is trained. All ranks make the same calls in the same order."""
 
@@ -82,6 +109,8 @@ class TrainerBackend(Protocol):
     """What an update changes of this rank's parameters, whole buffers where it has such."""
     optimizer_state: list[Tensor]
     """What the optimizer changes beside them."""
+    critic: CriticBackend | None
+    """The model beside it that sleeps when this one does; None where the algorithm needs none."""
 
     @property
     def parameter_count(self) -> int:
@@ -111,7 +140,7 @@ class TrainerBackend(Protocol):
         """Overwrite `values` with those of a rank that has the output layer; of the same shape on all ranks."""
         ...
 
-    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """One optimizer update: applied whole or not at all, on all ranks alike.
 
         Raises:

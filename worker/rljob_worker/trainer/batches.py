@@ -113,6 +113,7 @@ class PackedBatch:
         """[n], where in its own stream each sampled token is."""
         self.rollout = batch.rollout_log_probs
         self.advantages = batch.advantages
+        self.rewards = batch.rewards
         self.versions = batch.versions
         # Streams of a single token each have none.
         self.experts = batch.experts if batch.experts is not None and len(batch.experts) else None
@@ -152,16 +153,14 @@ class PackedBatch:
         """
         if not len(samples):
             return _filler()
-        counts = self.responses[samples]
         segments = segments_of(samples, self.inputs[samples], self.prompts(samples), sizes)
         sample = np.repeat(segments.samples, segments.lengths)
         bounds = np.append(0, np.cumsum(segments.lengths))
         places = np.arange(bounds[-1]) + np.repeat(segments.places - bounds[:-1], segments.lengths)
 
+        counts = self.responses[samples]
         row = np.repeat(np.arange(len(samples)), counts)
-        first = np.cumsum(counts) - counts
-        within = np.arange(len(row)) - first[row]
-        chosen = self.sampled_starts[samples][row] + within
+        chosen = self.sampled_of(samples)
         in_sample = self.places[chosen]
         return MicroBatch(
             samples=samples,
@@ -178,6 +177,12 @@ class PackedBatch:
             prefixes=segments.prefixes,
             experts=None if self.experts is None else self._experts(self.experts, sample, places),
         )
+
+    def sampled_of(self, samples: IntArray) -> IntArray:
+        """Numbers, among all sampled tokens, of those of some samples, in the order of `MicroBatch.labels`."""
+        counts = self.responses[samples]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(self.sampled_starts[samples], counts) + within
 
     def _experts(self, experts: ExpertArray, sample: IntArray, places: IntArray) -> Tensor:
         """[T, 1, ...] for the tokens at `places` [T] of their samples; any for a sample of one token."""
@@ -206,6 +211,8 @@ def _check(batch: TrainBatch) -> None:
         given = len(getattr(batch, name))
         if given != count:
             raise ValueError(f"the training batch has {count} sampled tokens but {given} entries in {name}")
+    if batch.rewards is not None and len(batch.rewards) != len(batch):
+        raise ValueError(f"the training batch has {len(batch)} samples but {len(batch.rewards)} rewards")
     if batch.experts is not None and len(batch.experts) != total - len(batch):
         raise ValueError(
             f"the training batch has {total - len(batch)} tokens that others follow but experts of {len(batch.experts)}"

@@ -26,6 +26,7 @@ class BuildBackend(Protocol):
         world_size: int,
         store: str,
         model_folder: Path,
+        critic_folder: Path | None = None,
         stop: threading.Event,
         notices: Notices,
     ) -> TrainerBackend:
@@ -38,6 +39,7 @@ class BuildBackend(Protocol):
             world_size: number of ranks.
             store: where the ranks meet.
             model_folder: Hugging Face folder with the starting weights.
+            critic_folder: the same of the critic, where the algorithm needs one; None: the policy's.
             stop: set when a running pass is to end early.
             notices: what the ranks agree on over the store.
         """

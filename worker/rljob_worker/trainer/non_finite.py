@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_worker.trainer.batches import Update
-from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.objective import Loss
 
 
-def bad_micro_batches(update: Update, loss: PolicyLoss, rows: Sequence[Tensor]) -> list[str]:
+def bad_micro_batches(update: Update, loss: Loss, rows: Sequence[Tensor]) -> list[str]:
     """The micro-batches of this rank whose loss is not finite.
 
     Args:

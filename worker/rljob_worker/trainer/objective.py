@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,13 +33,28 @@ class TokenValues:
     """[n] float32."""
     entropy: Tensor
     """[n] float32; zeros where it was not wanted."""
+    state_values: Tensor | None = None
+    """[n] float32, V of the tokens before each, of a critic, which has nothing else; None: of a policy."""
+
+
+class Loss(Protocol):
+    """The loss of an optimizer update, micro-batch by micro-batch."""
+
+    wanted: Wanted | None
+    """Asked of the output layer; None: a critic's values."""
+    names: list[str]
+    """The metrics that a call returns, in order; empty until the first micro-batch. One of them is `loss`."""
+
+    def __call__(self, index: int, micro_batch: MicroBatch, tokens: TokenValues, /) -> tuple[Tensor, Tensor]:
+        """(a micro-batch's share of the loss, its metrics [M] float32)."""
+        ...
 
 
 class LogProbs:
     """Collects the log-probabilities of response tokens: [n] float32 of each micro-batch."""
 
     def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
-        self.wanted = Wanted(sampling, vocab_size, entropy=False)
+        self.wanted: Wanted | None = Wanted(sampling, vocab_size, entropy=False)
 
     def __call__(self, _index: int, _micro_batch: MicroBatch, tokens: TokenValues) -> tuple[Tensor, Tensor]:
         """(a loss that nobody uses, the log-probabilities)."""
@@ -68,7 +84,7 @@ class PolicyLoss:
     ) -> None:
         self._spec = spec.algorithm.model_copy(update={"anchor": derived.ratio_anchor(spec)})
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
-        self.wanted = Wanted(sampling, vocab_size, entropy_grad=self._spec.entropy_coefficient > 0)
+        self.wanted: Wanted | None = Wanted(sampling, vocab_size, entropy_grad=self._spec.entropy_coefficient > 0)
         self._old = old_log_probs
         self._reference = reference_log_probs
         self._denominators = {

@@ -24,7 +24,7 @@ from rljob_api.wire.values import block, whole
 from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece, TensorSlice
-from rljob_worker.trainer.state_file import StateReader, path_of
+from rljob_worker.trainer.state_file import POLICY, StateReader, path_of
 
 MODEL_PREFIX = "model."
 MASTER_PREFIX = "master."
@@ -152,15 +152,20 @@ class RankFile:
 
 
 def open_rank_file(
-    folder: str, backend: TrainingBackend, layout: ParallelLayout, precision: str, lora: LoraSpec | None = None
+    folder: str,
+    backend: TrainingBackend,
+    layout: ParallelLayout,
+    precision: str,
+    lora: LoraSpec | None = None,
+    stem: str = POLICY,
 ) -> RankFile:
     """Open a rank's own file, or rank 0's where a checkpoint of fewer ranks has none.
 
     Raises:
         ValueError: no file, a damaged one, or one of another precision or rank, or with other adapters.
     """
-    own = path_of(folder, layout.rank)
-    reader = StateReader(own if own.is_file() else path_of(folder, 0))
+    own = path_of(folder, layout.rank, stem)
+    reader = StateReader(own if own.is_file() else path_of(folder, 0, stem))
     check_precision(reader, precision)
     check_adapters(reader, lora)
     updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
@@ -187,13 +192,14 @@ class SavedState:
     Args:
         folder: a checkpoint.
         format_of: the format of its files, see `saved_format`.
+        stem: of their names.
 
     Raises:
         ValueError: files are missing, damaged, or of another model; names the file or the tensor.
     """
 
-    def __init__(self, folder: str | Path, format_of: Callable[[StateReader], SavedFormat]) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str | Path, format_of: Callable[[StateReader], SavedFormat], stem: str = POLICY) -> None:
+        self._folder, self._stem = Path(folder), stem
         self._readers: dict[int, StateReader] = {}
         self._format = format_of(self._reader(0))
         self.layout = layout_of(self._reader(0))
@@ -237,7 +243,7 @@ class SavedState:
 
     def _reader(self, rank: int) -> StateReader:
         if rank not in self._readers:
-            self._readers[rank] = StateReader(path_of(self._folder, rank))
+            self._readers[rank] = StateReader(path_of(self._folder, rank, self._stem))
         return self._readers[rank]
 
     def _index(self, at: ParallelLayout) -> None:

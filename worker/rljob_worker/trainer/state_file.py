@@ -16,6 +16,8 @@ from rljob_api.json_types import Json
 from rljob_worker.host.files import sync_file, sync_folder, writing
 from rljob_worker.trainer.checked_file import CheckedFile
 
+POLICY, CRITIC = "rank", "critic"
+"""Beginnings of the names of files."""
 _DTYPE_NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -25,9 +27,9 @@ _DTYPE_NAMES = {
 }
 
 
-def path_of(folder: str | Path, rank: int) -> Path:
-    """The file of one rank."""
-    return Path(folder) / f"rank-{rank:05d}.safetensors"
+def path_of(folder: str | Path, rank: int, stem: str = POLICY) -> Path:
+    """One rank's file of the policy, or of the critic beside it."""
+    return Path(folder) / f"{stem}-{rank:05d}.safetensors"
 
 
 def write_state(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, Json]) -> CheckedFile:

@@ -27,6 +27,7 @@ from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
 from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
 from rljob_worker.trainer.build import builder
 from rljob_worker.trainer.checked_file import CheckedFile, damage
+from rljob_worker.trainer.critic import Critic
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
@@ -55,6 +56,7 @@ class Trainer:
         secret: str,
         model_folder: str,
         total_updates: int,
+        critic_folder: str | None = None,
         route: Route | None = None,
     ) -> None:
         """Remember what to build; `setup` builds it.
@@ -67,6 +69,7 @@ class Trainer:
             secret: what only the trainers of this job know, the same for all.
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
+            critic_folder: Hugging Face folder that the critic starts from; None: the policy's.
             route: of the weights to the engines; None: nobody takes them.
         """
         self.spec = RLJobSpec.model_validate(spec)
@@ -75,6 +78,7 @@ class Trainer:
         self._store = store
         self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
+        self._critic_folder = None if critic_folder is None else Path(critic_folder)
         self._route = route
         self._total_updates = total_updates
         layout = ParallelLayout.of_training(self.spec.training, world_size, rank)
@@ -89,6 +93,7 @@ class Trainer:
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
+        self._critic: Critic | None = None
         self._profiler = WorkProfiler(self._device.name)
 
     # --- life -------------------------------------------------------------------------------
@@ -105,10 +110,12 @@ class Trainer:
             world_size=self._world_size,
             store=self._store,
             model_folder=self._model_folder,
+            critic_folder=self._critic_folder,
             stop=self._stop_requested,
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
+        self._critic = self._critic_of(backend)
         self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
         built = time.perf_counter()
@@ -163,6 +170,38 @@ class Trainer:
 
     # --- a step -----------------------------------------------------------------------------
 
+    def values(self, batch: TrainBatch) -> None:
+        """Values of the coming calls' batch, and advantages of its rewards; kept here. Collective."""
+        assert self._critic is not None
+        with self._computing("values"):
+            self._forget_step()
+            self._critic.compute_values(batch)
+
+    def critic_train(self, batch: TrainBatch, *, alone: bool) -> StepMetrics:
+        """All updates of the critic in a step; collective.
+
+        Args:
+            batch: all samples of the step, as `values` got it.
+            alone: whether the step ends with it, and the policy stays as it is. Otherwise what it changed is undone
+                where `train` of the same batch changes nothing.
+
+        Returns:
+            The metrics, as of `train`.
+
+        Raises:
+            StopRequested: on all ranks; the critic is as before the step.
+        """
+        assert self._critic is not None
+        with self._computing("critic_train"):
+            try:
+                report = self._critic.train(batch)
+            finally:
+                if self._device.own_memory:
+                    self._device.empty_cache()
+            if alone and report.applied:
+                self._critic.settle()
+        return report
+
     def ref_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch under the starting weights; kept here. Collective."""
         with self._computing("ref_log_probs"):
@@ -204,7 +243,7 @@ class Trainer:
             try:
                 results, rates = self._run_updates(updates, sampling, version)
             finally:
-                self._planned = self._old = self._reference_log_probs = None
+                self._forget_step()
                 if self._device.own_memory:
                     # What the passes left in the allocator's cache would lie beside the engine's weights.
                     self._device.empty_cache()
@@ -261,10 +300,17 @@ class Trainer:
 
     # --- state ------------------------------------------------------------------------------
 
-    def save(self, folder: str) -> CheckedFile:
-        """Write this rank's state to `folder`, synced to disk; works asleep and awake."""
+    def save(self, folder: str) -> list[CheckedFile]:
+        """Write this rank's state to `folder`, synced to disk; works asleep and awake.
+
+        It is that of the last completed step, also between the critic's updates and the policy's.
+        """
         try:
-            return self._backend.save(folder, updates=self._updates)
+            files = [self._backend.save(folder, updates=self._updates)]
+            if self._critic is not None:
+                self._critic.undo()
+                files.append(self._critic.save(folder))
+            return files
         finally:
             self._device.empty_host_cache()
 
@@ -285,6 +331,8 @@ class Trainer:
         self._backend.require_awake("load")
         loaded = self._backend.load(folder)
         self._updates = loaded.updates
+        if self._critic is not None:
+            self._critic.load(folder)
         return loaded.resharded
 
     # --- inside -----------------------------------------------------------------------------
@@ -305,11 +353,23 @@ class Trainer:
         if self.spec.rollout.router_replay and batch.experts is None:
             raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
         packed = PackedBatch(batch)
+        if self._critic is not None:
+            packed.advantages = self._critic.advantages_of(batch)
         layout = self._backend.layout
         updates = plan_step(packed, self.spec.training.global_batch_size, self._dealing(layout.dp), layout.dp_rank)
         self._planned = (batch, updates)
         self._old = self._reference_log_probs = None
         return updates
+
+    def _critic_of(self, backend: TrainerBackend) -> Critic | None:
+        settings = derived.critic(self.spec)
+        if backend.critic is None or settings is None:
+            return None
+        total, longest = self.spec.steps * settings.updates_per_step, derived.longest_sampled(self.spec)
+        return Critic(backend.critic, self.spec, settings, backend.layout, total, longest)
+
+    def _forget_step(self) -> None:
+        self._planned = self._old = self._reference_log_probs = None
 
     def _dealing(self, parts: int) -> Dealing:
         """Between `parts` ranks."""
@@ -358,6 +418,8 @@ class Trainer:
         except StopRequested:
             self._rollback(before)
             raise
+        if self._critic is not None:
+            self._critic.settle()
         return results, rates
 
     def _check_inputs(self, updates: list[Update]) -> None:
@@ -378,6 +440,9 @@ class Trainer:
         )
 
     def _rollback(self, updates: int) -> None:
+        """The state before the step, the critic's too."""
+        if self._critic is not None:
+            self._critic.undo()
         if self._updates != updates:
             assert self._snapshot is not None, "only a step of several updates can have begun to change the weights"
             self._snapshot.restore()

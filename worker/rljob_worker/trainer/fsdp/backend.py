@@ -11,65 +11,108 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_api import derived
 from rljob_api.spec import LoraHandover, Precision, RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.models.cost import pairs_share
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
+from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.checkpoint import load_rank, save_rank
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
-from rljob_worker.trainer.fsdp.rank_state import RankState, build_rank_state
+from rljob_worker.trainer.fsdp.rank_state import Joined, RankState, build_critic_state, build_rank_state, join_ranks
 from rljob_worker.trainer.fsdp.updates import Passes, Updater
-from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.objective import Loss
 from rljob_worker.trainer.rank_backend import RankBackend, Rounding
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.stopping import StopAgreement
 
 
-class FsdpBackend(RankBackend):
-    """A `TrainerBackend`: one rank's rows of any transformers model."""
+class FsdpModel:
+    """One rank's rows of any transformers model, with its passes, its updates and its file; a `CriticBackend`.
+
+    Args:
+        rank: the rows.
+        clip_grad: bound of the norm of an update's gradients.
+        precision: of training, as files name it.
+        agreement: on stops; one for all models of a rank.
+    """
+
+    def __init__(self, rank: RankState, clip_grad: float, precision: str, agreement: StopAgreement) -> None:
+        self.rank = rank
+        self.facts = ModelFacts.from_hf(rank.model_folder)
+        self.pair_cost = pairs_share(self.facts, self.facts.num_layers, rank.model.passed)
+        self.trained = list(rank.shards.trained.values())
+        self.optimizer_state = [*rank.optimizer.flats, rank.optimizer.steps]
+        self._precision = precision
+        self._passes = Passes(rank.model, rank.layout, agreement, rank.device)
+        self._updater = Updater(self._passes, rank.optimizer, rank.layout, clip_grad)
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """Results of `compute`, on every rank."""
+        return self._passes.without_gradients(micro_batches, compute)
+
+    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
+        """Gradients of one update's loss, then a clipped AdamW update."""
+        return self._updater.run(update, loss, learning_rate)
+
+    def save(self, folder: str, *, updates: int) -> CheckedFile:
+        """Write this rank's file."""
+        return save_rank(self.rank, folder, updates=updates, precision=self._precision)
+
+    def load(self, folder: str) -> Loaded:
+        """Read this rank's file, or its rows of all files of another layout or backend."""
+        return load_rank(self.rank, folder, precision=self._precision)
+
+
+class FsdpBackend(FsdpModel, RankBackend):
+    """A `TrainerBackend`: the policy's rows, and the critic's where there is one.
+
+    Args:
+        joined: the rank among the others.
+        rank: its rows of the policy.
+        critic: its rows of the critic.
+        spec: the job.
+        stop: set when a running pass is to end early.
+        notices: what the ranks agree on.
+    """
 
     def __init__(
-        self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
+        self,
+        joined: Joined,
+        rank: RankState,
+        critic: RankState | None,
+        spec: RLJobSpec,
+        stop: threading.Event,
+        notices: Notices,
     ) -> None:
-        trained = list(rank.shards.trained.values())
+        training, layout = spec.training, rank.layout
+        agreement = StopAgreement(stop, layout.rank, layout.world_size, 0, notices)
+        FsdpModel.__init__(self, rank, training.optimizer.clip_grad, training.precision.value, agreement)
         starting = None if rank.adapters is None else rank.adapters.off
-        super().__init__(spec, device, rank.memory, rank.groups, trained, starting)
-        self.rank = rank
-        self.layout = rank.layout
-        facts = ModelFacts.from_hf(rank.model_folder)
-        self.vocab_size = facts.vocab_size
-        self.pair_cost = pairs_share(facts, facts.num_layers, rank.model.passed)
+        RankBackend.__init__(self, spec, joined.device, joined.memory, joined.groups, self.trained, starting)
+        self.layout = layout
+        self.vocab_size = self.facts.vocab_size
         # transformers' attention is told of no prompts that samples share.
         self.segment_cost: float | None = None
         self._merges = rank.lora is None or rank.lora.handover is LoraHandover.MERGED
         self.manifest = [(view.name, view.shape) for view in (rank.views if self._merges else rank.saved_views)]
-        self.sync_dtype = torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32
-        self.optimizer_state = [*rank.optimizer.flats, rank.optimizer.steps]
-        self._precision = spec.training.precision.value
-        agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, 0, notices)
-        self._passes = Passes(rank.model, rank.layout, agreement, rank.device)
-        self._updater = Updater(self._passes, rank.optimizer, rank.layout, spec.training.optimizer.clip_grad)
+        self.sync_dtype = torch.bfloat16 if training.precision is Precision.BF16 else torch.float32
+        beside = derived.critic(spec)
+        self.critic: CriticBackend | None = None
+        if critic is not None and beside is not None:
+            self.critic = FsdpModel(critic, beside.optimizer.clip_grad, training.precision.value, agreement)
 
     @property
     def parameter_count(self) -> int:
         """Elements of this rank's rows."""
         return sum(rows.numel() for rows in self.rank.shards.rows.values())
 
-    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
-        """Results of `compute`, on every rank."""
-        return self._passes.without_gradients(micro_batches, compute)
-
     def from_output_rank(self, values: Tensor) -> None:
         """Nothing: every rank has the output layer."""
-
-    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
-        """Gradients of one update's loss, then a clipped AdamW update."""
-        return self._updater.run(update, loss, learning_rate)
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:
         """Views of this rank's rows; where they have adapters, made when they are read, in a hand-over.
@@ -89,14 +132,6 @@ class FsdpBackend(RankBackend):
             return nullcontext()
         return self.rank.adapters.gathered()
 
-    def save(self, folder: str, *, updates: int) -> CheckedFile:
-        """Write this rank's file."""
-        return save_rank(self.rank, folder, updates=updates, precision=self._precision)
-
-    def load(self, folder: str) -> Loaded:
-        """Read this rank's file, or its rows of all files of another layout or backend."""
-        return load_rank(self.rank, folder, precision=self._precision)
-
     def close(self) -> None:
         """Leave the process groups."""
         if dist.is_initialized():
@@ -111,9 +146,13 @@ def build_backend(
     world_size: int,
     store: str,
     model_folder: Path,
+    critic_folder: Path | None = None,
     stop: threading.Event,
     notices: Notices,
 ) -> FsdpBackend:
     """See `trainer.build.BuildBackend`."""
-    state = build_rank_state(spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder)
-    return FsdpBackend(state, spec, device, stop, notices)
+    joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
+    rows, critic, beside = build_rank_state(joined, spec, model_folder), None, derived.critic(spec)
+    if beside is not None:
+        critic = build_critic_state(joined, spec, beside, critic_folder or model_folder)
+    return FsdpBackend(joined, rows, critic, spec, stop, notices)

@@ -15,6 +15,7 @@ from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import RankState
+from rljob_worker.trainer.fsdp.saved_format import critic_format
 from rljob_worker.trainer.random_states import random_states, restore_random_states
 from rljob_worker.trainer.saved_state import (
     BASE,
@@ -26,7 +27,7 @@ from rljob_worker.trainer.saved_state import (
     saved_format,
     state_metadata,
 )
-from rljob_worker.trainer.state_file import StateReader, path_of, write_state
+from rljob_worker.trainer.state_file import POLICY, StateReader, path_of, write_state
 
 _MOMENTS = ("exp_avg.", "exp_avg_sq.")
 _STEP = "step."
@@ -37,13 +38,14 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
 
     `model.`, `exp_avg.`, `exp_avg_sq.` and transformers' name are its rows of a parameter and of Adam's moments,
     float32; `step.` counts updates; `rng.` are the generators' states, the only ones of ranks that hold further copies.
-    With adapters they are the only parameters; the metadata have digests of all others.
+    The critic's file has none. With adapters they are the only parameters; the metadata have digests of all others.
     """
     tensors = {} if rank.layout.rank >= rank.layout.shards else _tensors(rank)
+    generators = random_states(rank.device) if rank.stem == POLICY else {}
     readable = rank.memory.readable if rank.memory is not None else torch.Tensor.detach
     return write_state(
-        path_of(folder, rank.layout.rank),
-        {name: readable(tensor) for name, tensor in tensors.items()} | random_states(rank.device),
+        path_of(folder, rank.layout.rank, rank.stem),
+        {name: readable(tensor) for name, tensor in tensors.items()} | generators,
         state_metadata(
             TrainingBackend.FSDP, rank.layout, updates=updates, precision=precision, adapters=_adapters(rank)
         ),
@@ -57,19 +59,21 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
         ValueError: no file, a damaged one, or one of another precision or model; nothing is changed when the precision,
             the adapters or their base differ.
     """
-    own = open_rank_file(folder, TrainingBackend.FSDP, rank.layout, precision, rank.lora)
+    own = open_rank_file(folder, TrainingBackend.FSDP, rank.layout, precision, rank.lora, rank.stem)
     if rank.adapters is not None:
         saved = block(own.reader.metadata.get(BASE), f"{own.reader.path}: {BASE}")
         check_base(saved, rank.adapters.base, str(own.reader.path), str(rank.model_folder))
     if own.resharded:
-        _load_resharded(rank, SavedState(folder, partial(saved_format, model_folder=rank.model_folder)))
+        format_of = saved_format if rank.stem == POLICY else critic_format
+        _load_resharded(rank, SavedState(folder, partial(format_of, model_folder=rank.model_folder), rank.stem))
         return Loaded(own.updates, resharded=own.resharded)
     reader = own.reader
     first = rank.layout.rank % rank.layout.shards
-    values = reader if first == rank.layout.rank else StateReader(path_of(folder, first))
+    values = reader if first == rank.layout.rank else StateReader(path_of(folder, first, rank.stem))
     for name, tensor in _tensors(rank).items():
         values.read_into(name, tensor)
-    restore_random_states(reader, rank.device)
+    if rank.stem == POLICY:
+        restore_random_states(reader, rank.device)
     return Loaded(own.updates)
 
 

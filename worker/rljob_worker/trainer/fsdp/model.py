@@ -35,6 +35,7 @@ class ShardedModel:
             base that is in the format of computation as it is. Rounded adapters would be others than those handed over.
         recompute: whether layers are computed again in the backward pass.
         reshard_after_forward: whether a layer's parameters are gathered again for it.
+        critic: whether its head gives values, and no logits.
 
     Attributes:
         passed: parameters of the layers that a token passes.
@@ -48,6 +49,7 @@ class ShardedModel:
         *,
         recompute: bool,
         reshard_after_forward: bool = True,
+        critic: bool = False,
     ) -> None:
         self.module = model
         self.passed = _passed(model)
@@ -58,7 +60,7 @@ class ShardedModel:
         if recompute:
             _recompute_layers(model)
         head = model.get_output_embeddings()
-        self._plain = plain_head(model)
+        self._plain = plain_head(model) and not critic
         if self._plain:
             setattr(head, "forward", partial(self._token_values, head))  # noqa: B010
         else:
@@ -78,8 +80,8 @@ class ShardedModel:
             for unit in self._units:
                 unit.reshard()
 
-    def tokens(self, micro_batch: MicroBatch, wanted: Wanted) -> TokenValues:
-        """Log-probabilities and entropies of the response tokens; only their rows reach the head."""
+    def tokens(self, micro_batch: MicroBatch, wanted: Wanted | None) -> TokenValues:
+        """Log-probabilities and entropies of the response tokens, or values; only their rows reach the head."""
         self._micro_batch, self._wanted = micro_batch, wanted
         ids, positions = micro_batch.input_ids, micro_batch.position_ids
         if self._packed:
@@ -88,6 +90,9 @@ class ShardedModel:
         else:
             output = self.module(input_ids=ids, position_ids=positions, use_cache=False)
         values = output.logits.squeeze(0)
+        if wanted is None:
+            nothing = values.new_zeros(0)
+            return TokenValues(nothing, nothing, values.squeeze(1).float())
         if self._plain:
             if values.data_ptr() != self._made:
                 raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")

@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh
 
-from rljob_api.spec import LoraSpec, Precision, Recompute, RLJobSpec
+from rljob_api import derived
+from rljob_api.spec import CriticSpec, LoraSpec, OptimizerSpec, Precision, Recompute, RLJobSpec, TrainingSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, tied_names
+from rljob_worker.models.value_model import build_value_model
 from rljob_worker.models.weight_files import tensor_files
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.fsdp.adapters import ShardedAdapters
@@ -27,6 +29,7 @@ from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.placement import Shards, place_shards
 from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.trainer.state_file import CRITIC, POLICY
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 
@@ -43,11 +46,29 @@ _ATTENTION = {"npu": "flash_attention_2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A rank among the others, before it has a model.
+
+    Attributes:
+        groups: all that the rank is in.
+        memory: where its tensors are and sleep; None where the memory saver is off.
+        region: the same, as the context in which tensors are made.
+        mesh: of the ranks that divide a copy of a model, and of those that have the same rows.
+    """
+
+    layout: ParallelLayout
+    groups: ProcessGroups
+    memory: SleepingMemory | None
+    device: Device
+    region: Region
+    mesh: DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
     """One rank's model and optimizer.
 
     Attributes:
-        groups: all that the rank is in.
         memory: where its tensors are and sleep; None where the memory saver is off.
         device: where they are.
         model_folder: Hugging Face folder with the starting weights.
@@ -56,10 +77,10 @@ class RankState:
         shards: the rows that this rank has.
         lora: the job's adapters, where it has any.
         adapters: them here.
+        stem: of the names of its files: the policy's or the critic's.
     """
 
     layout: ParallelLayout
-    groups: ProcessGroups
     memory: SleepingMemory | None
     device: torch.device
     model_folder: Path
@@ -68,24 +89,17 @@ class RankState:
     saved_views: list[CheckpointView]
     shards: Shards
     optimizer: ShardedAdamW
-    lora: LoraSpec | None
-    adapters: ShardedAdapters | None
+    lora: LoraSpec | None = None
+    adapters: ShardedAdapters | None = None
+    stem: str = POLICY
 
 
-def build_rank_state(
-    spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str, model_folder: Path
-) -> RankState:
-    """Join the other ranks, and build the model with the checkpoint's weights and its optimizer; collective.
-
-    Raises:
-        UserError: a model or a checkpoint that does not fit; names the tensor.
-    """
-    training = spec.training
-    install(Process.TRAINER, device.name, training.backend)
+def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str) -> Joined:
+    """Join the other ranks; collective."""
+    install(Process.TRAINER, device.name, spec.training.backend)
     device.set_current()
     # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
     memory = sleeping_memory(spec.memory_saver.mode, device)
-    region: Region = nullcontext if memory is None else memory.region
     groups = ProcessGroups(
         store,
         rank=rank,
@@ -95,50 +109,103 @@ def build_rank_state(
         holders=GROUP_HOLDERS,
     )
     torch.manual_seed(spec.seed)
-    layout = ParallelLayout.of_training(training, world_size, rank)
-    model = build_hf_model(model_folder, attention=_ATTENTION.get(device.name) or register_packed_attention())
-    views = checkpoint_views(model)
-    files = _checked_files(model, views, model_folder)
-    dtype = torch.bfloat16 if training.precision is Precision.BF16 else torch.float32
-    if training.lora is not None:
-        add_adapters(model, training.lora, dtype, str(model_folder))
-    saved_views = views if training.lora is None else adapter_views(model)
-    mesh = _mesh(groups, layout, device.torch_device.type)
-    sharded = ShardedModel(
-        model,
-        mesh,
-        dtype if training.lora is None else None,
-        recompute=training.recompute is not Recompute.NONE,
-        reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
-    )
-    shards = place_shards(model, region, device.torch_device)
-    read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
-    adapters = None
-    if training.lora is not None:
-        adapters = ShardedAdapters(model, shards, layout, mesh.get_group(mesh.ndim - 1), spec.seed)
-        adapters.digest_base()
-    offload = training.optimizer.host_offload
-    # Host memory does not sleep: what is offloaded stays outside the memory saver.
-    optimizer = ShardedAdamW(
-        shards.trained,
-        training.optimizer,
-        nullcontext if offload else region,
-        on_host=offload and device.own_memory,
-    )
-    return RankState(
+    layout = ParallelLayout.of_training(spec.training, world_size, rank)
+    return Joined(
         layout=layout,
         groups=groups,
         memory=memory,
-        device=device.torch_device,
+        device=device,
+        region=nullcontext if memory is None else memory.region,
+        mesh=_mesh(groups, layout, device.torch_device.type),
+    )
+
+
+def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> RankState:
+    """Build the policy with the checkpoint's weights and its optimizer; collective.
+
+    Raises:
+        UserError: a model or a checkpoint that does not fit; names the tensor.
+    """
+    training, layout, dtype = spec.training, joined.layout, _dtype(spec.training)
+    model = build_hf_model(model_folder, attention=_attention(joined.device))
+    views = checkpoint_views(model)
+    files = _checked_files(model, views, model_folder)
+    if training.lora is not None:
+        add_adapters(model, training.lora, dtype, str(model_folder))
+    saved_views = views if training.lora is None else adapter_views(model)
+    sharded = _sharded(model, joined, training, dtype if training.lora is None else None)
+    shards = place_shards(model, joined.region, joined.device.torch_device)
+    read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
+    adapters = None
+    if training.lora is not None:
+        adapters = ShardedAdapters(model, shards, layout, joined.mesh.get_group(joined.mesh.ndim - 1), spec.seed)
+        adapters.digest_base()
+    return RankState(
+        layout=layout,
+        memory=joined.memory,
+        device=joined.device.torch_device,
         model_folder=model_folder,
         model=sharded,
         views=views,
         saved_views=saved_views,
         shards=shards,
-        optimizer=optimizer,
+        optimizer=_optimizer(joined, shards, training.optimizer),
         lora=training.lora,
         adapters=adapters,
     )
+
+
+def build_critic_state(joined: Joined, spec: RLJobSpec, critic: CriticSpec, model_folder: Path) -> RankState:
+    """Build the critic beside the policy, in the same memory and groups, all of it trained; collective.
+
+    Raises:
+        UserError: a model or a checkpoint that does not fit; names the tensor.
+    """
+    built = build_value_model(model_folder, attention=_attention(joined.device))
+    sharded = _sharded(built.model, joined, spec.training, _dtype(spec.training), critic=True)
+    shards = place_shards(built.model, joined.region, joined.device.torch_device)
+    pieces = pieces_of_rows(shards.rows, built.views, shards.sizes, joined.layout)
+    # A head that the folder does not have stays 0.
+    read_pieces([piece for piece in pieces if piece.hf_name in built.files], built.files)
+    return RankState(
+        layout=joined.layout,
+        memory=joined.memory,
+        device=joined.device.torch_device,
+        model_folder=model_folder,
+        model=sharded,
+        views=built.views,
+        saved_views=built.views,
+        shards=shards,
+        optimizer=_optimizer(joined, shards, derived.critic_optimizer(spec, critic)),
+        stem=CRITIC,
+    )
+
+
+def _attention(device: Device) -> str:
+    return _ATTENTION.get(device.name) or register_packed_attention()
+
+
+def _dtype(training: TrainingSpec) -> torch.dtype:
+    return torch.bfloat16 if training.precision is Precision.BF16 else torch.float32
+
+
+def _sharded(
+    model: HfModel, joined: Joined, training: TrainingSpec, dtype: torch.dtype | None, *, critic: bool = False
+) -> ShardedModel:
+    return ShardedModel(
+        model,
+        joined.mesh,
+        dtype,
+        recompute=training.recompute is not Recompute.NONE,
+        reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
+        critic=critic,
+    )
+
+
+def _optimizer(joined: Joined, shards: Shards, spec: OptimizerSpec) -> ShardedAdamW:
+    # Host memory does not sleep: what is offloaded stays outside the memory saver.
+    region: Region = nullcontext if spec.host_offload else joined.region
+    return ShardedAdamW(shards.trained, spec, region, on_host=spec.host_offload and joined.device.own_memory)
 
 
 def _checked_files(model: HfModel, views: list[CheckpointView], folder: Path) -> dict[str, Path]:

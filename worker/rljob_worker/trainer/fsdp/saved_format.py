@@ -4,33 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rljob_api.spec import LoraSpec
 from rljob_worker.models.adapters import adapter_views, add_adapters
-from rljob_worker.models.checkpoint_views import checkpoint_views
+from rljob_worker.models.checkpoint_views import CheckpointView, checkpoint_views
 from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.models.value_model import build_value_model
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
+from rljob_worker.trainer.state_file import StateReader
+
+if TYPE_CHECKING:
+    from rljob_worker.models.hf_model import HfModel
 
 
 def saved_format(model_folder: Path, lora: LoraSpec | None) -> FsdpFormat:
     """The format for the model of a folder, and for its adapters where there are any."""
-    return FsdpFormat(model_folder, lora)
+    model = build_hf_model(model_folder)
+    views = checkpoint_views(model)
+    if lora is not None:
+        add_adapters(model, lora, torch.float32, str(model_folder))
+        views = adapter_views(model)
+    return FsdpFormat(model, views, lora)
+
+
+def critic_format(_reader: StateReader, model_folder: Path) -> FsdpFormat:
+    """The format for the critic that begins with a folder."""
+    built = build_value_model(model_folder)
+    return FsdpFormat(built.model, built.views)
 
 
 class FsdpFormat:
     """A `SavedFormat`: rows of transformers' parameters, and the optimizer's state of the same rows."""
 
-    def __init__(self, model_folder: Path, lora: LoraSpec | None = None) -> None:
-        model = build_hf_model(model_folder)
-        self._views = checkpoint_views(model)
-        if lora is not None:
-            add_adapters(model, lora, torch.float32, str(model_folder))
-            self._views = adapter_views(model)
+    def __init__(self, model: HfModel, views: list[CheckpointView], lora: LoraSpec | None = None) -> None:
+        self._views = views
         self._sizes = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
         self.untrained: tuple[str, ...] = ()
         self.lora = lora

@@ -14,7 +14,7 @@ from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.fsdp.model import ShardedModel
 from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.non_finite import bad_micro_batches, findings_of_all_ranks
-from rljob_worker.trainer.objective import MetricReduction, PolicyLoss
+from rljob_worker.trainer.objective import Loss, MetricReduction
 from rljob_worker.trainer.stopping import StopAgreement
 
 
@@ -65,7 +65,7 @@ class Updater:
         self._passes, self._optimizer, self._layout, self._clip_grad = passes, optimizer, layout, clip_grad
         self._reduction = MetricReduction(True, layout.world_size)
 
-    def run(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+    def run(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped AdamW update; collective.
 
         Raises:

@@ -15,7 +15,7 @@ from rljob_worker.models.cost import pair_cost, segment_cost
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
+from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
@@ -26,7 +26,7 @@ from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState, build_rank_state, join_ranks
 from rljob_worker.trainer.megatron.updates import Updater
-from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.objective import Loss
 from rljob_worker.trainer.rank_backend import RankBackend
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.stopping import StopAgreement
@@ -49,6 +49,7 @@ class MegatronBackend(RankBackend):
         self.segment_cost = segment_cost(rank.config) if shares else None
         self.sync_dtype = rank.parameters[0].dtype
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
+        self.critic: CriticBackend | None = None
         self._precision = spec.training.precision.value
         agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
         replay = None
@@ -75,7 +76,7 @@ class MegatronBackend(RankBackend):
             last = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())
 
-    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped Adam update."""
         return self._updater.run(update, loss, learning_rate)
 
@@ -108,10 +109,11 @@ def build_backend(
     world_size: int,
     store: str,
     model_folder: Path,
+    critic_folder: Path | None = None,
     stop: threading.Event,
     notices: Notices,
 ) -> MegatronBackend:
-    """See `trainer.build.BuildBackend`."""
+    """See `trainer.build.BuildBackend`; rules refuse a critic."""
     joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
     state = build_rank_state(joined, spec, device, model_folder)
     return MegatronBackend(state, spec, device, stop, notices)

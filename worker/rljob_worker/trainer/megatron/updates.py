@@ -10,7 +10,7 @@ from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.non_finite import bad_micro_batches, findings_of_all_ranks
-from rljob_worker.trainer.objective import MetricReduction, PolicyLoss
+from rljob_worker.trainer.objective import Loss, MetricReduction
 
 
 class Updater:
@@ -22,7 +22,7 @@ class Updater:
         self._pipeline = pipeline
         self._reduction = MetricReduction(rank.layout.last_stage and rank.layout.tp_rank == 0, rank.layout.world_size)
 
-    def run(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+    def run(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped Adam update; collective.
 
         Raises:

@@ -1,0 +1,83 @@
+"""The checkpoint that a critic starts from, checked before any process is started."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_api import RLJobSpec, derived
+from rljob_api.spec import CriticModelSpec, Hub
+from rljob_worker.data.hub import snapshot
+from rljob_worker.data.tokenizer import load_tokenizer
+from rljob_worker.errors import UserError
+from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.value_model import build_value_model
+from rljob_worker.waiting import waiting_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FIELD = "spec.critic.model"
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_STATE_BYTES = 12
+"""Bytes of a parameter in a checkpoint: fp32, and Adam's two moments."""
+
+
+def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> Path | None:
+    """The folder of `critic.model`; None where the critic starts from the policy's, or there is none.
+
+    Args:
+        spec: the job.
+        tokenizer: the policy's.
+        longest: tokens of the longest sequence that is trained on.
+
+    Raises:
+        UserError: it cannot be fetched, is none of a model of text, lacks tensors, has another tokenizer, or takes
+            shorter sequences only.
+    """
+    critic = derived.critic(spec)
+    if critic is None or critic.model is None:
+        return None
+    folder = _folder_of(critic.model, spec.model.hub)
+    check_json_files(folder)
+    with waiting_for(f"the weights in {folder} to be looked at"):
+        build_value_model(folder)
+    facts = ModelFacts.from_hf(folder)
+    try:
+        own = load_tokenizer(folder).get_vocab()
+    except UserError as error:
+        raise UserError(str(error).replace("spec.model:", f"{_FIELD}:", 1)) from None
+    ours = tokenizer.get_vocab()
+    if own != ours:
+        differing = sorted(token for token in own.keys() | ours.keys() if own.get(token) != ours.get(token))
+        raise UserError(
+            f"{_FIELD}.path: {folder} has another tokenizer than spec.model: {len(differing)} tokens have another id, "
+            f"{differing[0]!r} among them; a critic reads the policy's tokens"
+        )
+    if facts.vocab_size < len(tokenizer):
+        raise UserError(
+            f"{_FIELD}.path: the tokenizer has {len(tokenizer)} tokens, the embedding in {folder} {facts.vocab_size}"
+        )
+    if facts.max_position_embeddings < longest:
+        raise UserError(
+            f"{_FIELD}.path: {folder} takes {facts.max_position_embeddings} tokens (max_position_embeddings); the job "
+            f"trains on sequences of up to {longest}"
+        )
+    return folder
+
+
+def critic_bytes(folder: Path) -> int:
+    """Bytes of a checkpoint of the critic that starts from a folder."""
+    shapes = [view.shape for view in build_value_model(folder).views]
+    return _STATE_BYTES * sum(math.prod(shape) for shape in shapes)
+
+
+def _folder_of(model: CriticModelSpec, hub: Hub) -> Path:
+    local = Path(model.path).expanduser()
+    if local.is_dir():
+        return local
+    if model.path.startswith(("/", "~", ".")):
+        raise UserError(f"{_FIELD}.path: {model.path}: there is no such folder")
+    return snapshot(model.path, hub, _FIELD, revision=None, patterns=_FILES)
