@@ -59,12 +59,12 @@ class Trainers:
     def step(self, number: int) -> None:
         self.weights = hashlib.sha256(f"{self.weights} {number}".encode()).hexdigest()
 
-    def save(self, folder: str) -> list[CheckedFile]:
+    def save(self, folder: str) -> list[list[CheckedFile]]:
         content = self.weights.encode()
         with open(Path(folder) / RANK_FILE, "wb") as file:
             file.write(content)
             sync_file(file)
-        return [CheckedFile(RANK_FILE, len(content), xxhash.xxh3_64(content).hexdigest())]
+        return [[CheckedFile(RANK_FILE, len(content), xxhash.xxh3_64(content).hexdigest())]]
 
     def load(self, folder: str) -> list[str]:
         self.weights = (Path(folder) / RANK_FILE).read_text()

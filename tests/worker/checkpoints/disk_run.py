@@ -68,8 +68,8 @@ class Trainers:
     def save(self, folder: str) -> list[Callable[[], Any]]:
         return [lambda rank=rank: self._save(folder, rank) for rank in range(RANKS)]
 
-    def _save(self, folder: str, rank: int) -> CheckedFile:
-        return write_state(path_of(folder, rank), {"weight": torch.full((64,), float(rank))}, {"rank": rank})
+    def _save(self, folder: str, rank: int) -> list[CheckedFile]:
+        return [write_state(path_of(folder, rank), {"weight": torch.full((64,), float(rank))}, {"rank": rank})]
 
     def damage(self, folder: str, files: tuple[CheckedFile, ...]) -> list[Callable[[], str]]:
         return [lambda file=file: damage(folder, file) for file in files]
