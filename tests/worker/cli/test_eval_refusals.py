@@ -51,7 +51,7 @@ def test_more_than_this_machine(capsys: pytest.CaptureFixture[str], folder: Path
         (["--step", "3"], "--step: needs --checkpoint"),
         (["--trust-unverified"], "--trust-unverified: needs --checkpoint"),
         (["--checkpoint", "DIR/none"], "--checkpoint: DIR/none: there is no such folder"),
-        (["--checkpoint", "DIR/model"], "--checkpoint: DIR/model is a model folder, not one of a run; use --model"),
+        (["--checkpoint", "DIR/model"], "--checkpoint: DIR/model is a model folder, not one of a run; spec.model.path"),
         (["--checkpoint", "DIR/empty"], "--checkpoint: DIR/empty is no run folder and no checkpoint of one (step-N)"),
         (["--checkpoint", "DIR/elsewhere/step-7"], "name the run folder and --step 7"),
         (["--checkpoint", "DIR/run"], "no complete checkpoint yet; `rljob save DIR/run`"),

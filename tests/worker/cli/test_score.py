@@ -16,6 +16,9 @@ import yaml
 
 from rljob_worker.cli.main import main
 
+AT_LAST = 250
+"""Seconds for a process to import what it needs, or to end: many times what either takes."""
+
 REWARDS = """
 import time
 from pathlib import Path
@@ -194,11 +197,15 @@ def test_an_interrupt_ends_all_and_no_engine_was_imported(folder: Path) -> None:
     )
     command = [sys.executable, "-c", code, "score", job]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 100
-    while not (folder / "hanging").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + AT_LAST
+        while not (folder / "hanging").exists() and process.poll() is None:
+            assert time.monotonic() < deadline, "the reward was not called"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=AT_LAST)
+    finally:
+        process.kill()
     assert process.returncode == 130, errors
     assert out == "[]\n"
     assert "Traceback" not in errors

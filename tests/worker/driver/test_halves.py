@@ -52,6 +52,7 @@ def test_two_halves_are_the_whole_to_the_bit(tmp_path: Path) -> None:
     code, output = finish(wrong)
     assert code == 2, output
     assert "begins with step 3, the job goes on with step 1" in output
+    assert not (tmp_path / "no").exists(), "what was refused leaves nothing"
 
 
 def written(folder: Path, **origin: Any) -> Path:

@@ -10,15 +10,15 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest, without_outlets
-from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
+from rljob_worker.cli.named_checkpoint import is_run, named_checkpoint
+from rljob_worker.cli.trust import add_trust_argument
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
     from rljob_api import RLJob
-    from rljob_worker.checkpoints.reader import Found
 
 _DESCRIPTION = """Evaluate weights on the held-out data of a job (spec.evaluation), on its engines alone: no trainer is
 started and nothing is trained. Prompts, seeds, sampling, rewards and their bounds are those of an evaluation in a run,
@@ -142,15 +142,15 @@ def _with_weights(job: RLJob, arguments: argparse.Namespace, output: Path, stack
         _look(job, output, model=True)
         model = job.spec.model
         return job, str(model.path) if model.path else "of spec.model.random"
-    run_folder, step = _run_and_step(arguments.checkpoint, arguments.step)
     _look(job, output, model=False)
-    found, spec = _found(run_folder, step, arguments.trust_unverified)
+    named = named_checkpoint(arguments.checkpoint, arguments.step, arguments.trust_unverified)
+    found = named.found
     output.parent.mkdir(parents=True, exist_ok=True)
     made = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{output.name}-weights-", dir=output.parent))
     with waiting_for(f"the weights of step {found.state.step} to be written for the engines"):
         from rljob_worker.cli.export import export_found
 
-        export_found(found, run_folder, spec, Path(made))
+        export_found(found, named.run_folder, named.spec, Path(made))
     return _of_model(job, Path(made)), f"{found.folder} (step {found.state.step})"
 
 
@@ -174,52 +174,6 @@ def _model_folder(folder: Path) -> Path:
 
     if not folder.is_dir():
         raise UserError(f"--model: {folder}: there is no such folder; needed is one with config.json and *.safetensors")
-    if (folder / META).is_file() or _is_run(folder):
+    if (folder / META).is_file() or is_run(folder):
         raise UserError(f"--model: {folder} is of a run and holds no exported weights; use --checkpoint {folder}")
     return folder
-
-
-def _is_run(folder: Path) -> bool:
-    from rljob_api.wire.run_status import RUN_FILE
-
-    return (folder / RUN_FILE).is_file()
-
-
-def _run_and_step(folder: Path, step: int | None) -> tuple[Path, int | None]:
-    """The run folder and the step of what `--checkpoint` names."""
-    from rljob_worker.checkpoints.reader import step_of_folder
-
-    if not folder.is_dir():
-        raise UserError(f"--checkpoint: {folder}: there is no such folder; needed is a run folder")
-    if _is_run(folder):
-        return folder, step
-    of_folder = step_of_folder(folder.resolve())
-    if of_folder is not None:
-        run_folder = folder.resolve().parent.parent
-        if not _is_run(run_folder):
-            raise UserError(
-                f"--checkpoint: {folder}: {run_folder} is not its run folder (spec.checkpoint.path is elsewhere); name "
-                f"the run folder and --step {of_folder}"
-            )
-        if step not in (None, of_folder):
-            raise UserError(f"--step: {step}, and --checkpoint is the one of step {of_folder}; leave one of them out")
-        return run_folder, of_folder
-    if (folder / "config.json").is_file():
-        raise UserError(f"--checkpoint: {folder} is a model folder, not one of a run; use --model {folder}")
-    raise UserError(f"--checkpoint: {folder} is no run folder and no checkpoint of one (step-N)")
-
-
-def _found(run_folder: Path, step: int | None, trust_unverified: bool) -> tuple[Found, dict[str, Any]]:
-    """The checkpoint, verified, and the spec of its run."""
-    from rljob_worker.records.run_files import require_run_folder
-
-    spec = require_run_folder(run_folder).spec
-    store = checkpoints_of(run_folder, spec, trust_unverified)
-    found = store.find_whole() if step is None else store.whole(step)
-    if found is None:
-        raise UserError(
-            f"--checkpoint: {store.root}: no complete checkpoint yet; `rljob save {run_folder}` has a running job save "
-            "one; without --checkpoint the starting weights of spec.model are evaluated"
-        )
-    say(found)
-    return found, spec

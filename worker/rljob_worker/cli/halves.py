@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.cli.manifest import folder_name, without_outlets
-from rljob_worker.cli.trust import checkpoints_of, say
+from rljob_worker.cli.named_checkpoint import named_checkpoint
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +41,8 @@ def add_half_arguments(command: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=folder_name,
         metavar="DIR",
-        help="with --only: begin with the newest checkpoint of this run folder, not with the starting weights",
+        help="with --only: begin with the newest checkpoint of this run folder, or with one of its checkpoints/step-N, "
+        "not with the starting weights",
     )
 
 
@@ -106,28 +106,20 @@ def half_inputs(arguments: argparse.Namespace) -> HalfInputs:
     """Read them. Raises UserError where there are none, or they are damaged."""
     from rljob_worker.checkpoints.half_journal import read_half
 
-    found = _begins_with(arguments)
+    found = None
+    if arguments.checkpoint is not None:
+        found = named_checkpoint(arguments.checkpoint, None, arguments.trust_unverified).found
     return HalfInputs(found, read_half(arguments.journal) if arguments.only == "train" else None)
 
 
 def half_run(given: HalfInputs, steps: int | None) -> dict[str, Any]:
-    """Arguments of `run_job`: the loop, and whether trainers are needed."""
-    from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop
+    """Arguments of `run_job`: the loop, what is checked before the start, and whether trainers are needed."""
+    from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop, check_half
 
     found, half = given.found, given.half
     if half is None:
         return {"loop": lambda job: SamplingLoop(job, found, steps or 1), "engines_alone": found is None}
-    return {"loop": lambda job: TrainingLoop(job, found, half)}
-
-
-def _begins_with(arguments: argparse.Namespace) -> Found | None:
-    from rljob_worker.records.run_files import require_run_folder
-
-    if arguments.checkpoint is None:
-        return None
-    folder: Path = arguments.checkpoint
-    found = checkpoints_of(folder, require_run_folder(folder).spec, arguments.trust_unverified).find_whole()
-    if found is None:
-        raise UserError(f"--checkpoint: {folder} has no complete checkpoint yet")
-    say(found)
-    return found
+    return {
+        "loop": lambda job: TrainingLoop(job, found, half),
+        "check": lambda spec, inputs: check_half(half, found, spec, inputs),
+    }

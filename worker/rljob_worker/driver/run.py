@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rljob_api import RLJob
+from rljob_api import RLJob, RLJobSpec
 from rljob_worker.checkpoints.run_folder import Resume, RunFolder
 from rljob_worker.cluster.machine import check_machine
 from rljob_worker.data.row_store import RowStore
@@ -36,6 +36,7 @@ def run_job(
     on_event: Callable[[str], None],
     loop: Callable[[Surroundings], Job[Any]] | None = None,
     engines_alone: bool = False,
+    check: Callable[[RLJobSpec, Inputs], None] = lambda spec, inputs: None,
 ) -> Outcome:
     """Run a validated job in a run folder.
 
@@ -48,6 +49,7 @@ def run_job(
         on_event: called with a sentence about what the job is doing.
         loop: what is done with its processes; None: that of its mode.
         engines_alone: start no trainers; nothing is saved then.
+        check: refuses, by a UserError, what `loop` cannot use.
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
@@ -73,6 +75,7 @@ def run_job(
         try:
             inputs = read_inputs(job.spec, folder.path, saves=not engines_alone)
             _check_same_data(folder, inputs)
+            check(job.spec, inputs)
             inputs.labels.run()
             if folder.attempt == 1:
                 inputs.labels.refuse()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api import derived
+from rljob_api import RLJobSpec, derived
 from rljob_worker.checkpoints.half_journal import HalfJournal, check_origin, origin_of, write_half
 from rljob_worker.checkpoints.journal import JournalStep
 from rljob_worker.checkpoints.reader import Found
@@ -12,6 +12,7 @@ from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import JobError, NonFiniteError, StopRequested, UserError
+from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.step import Step
 from rljob_worker.types import StepMetrics
 
@@ -100,22 +101,34 @@ class SamplingLoop(_HalfLoop):
         return f"{len(self._next_ordinals)} steps are in the journal"
 
 
+def check_half(half: HalfJournal, begins_with: Found | None, spec: RLJobSpec, inputs: Inputs) -> None:
+    """Refuse samples that the job cannot train on, before anything is started.
+
+    Args:
+        half: the samples.
+        begins_with: the checkpoint that training begins with; None: the starting weights.
+        spec: the job.
+        inputs: its model and tokenizer.
+
+    Raises:
+        UserError: they are of other weights, or of another tokenizer or algorithm.
+    """
+    origin = origin_of(spec, begins_with, inputs.model_folder, inputs.tokenizer)
+    check_origin(half, origin, 0 if begins_with is None else begins_with.state.step)
+
+
 class TrainingLoop(_HalfLoop):
     """Trains on steps that were sampled, and saves a checkpoint at the end.
 
     Args:
         given: what a job is given.
         begins_with: the checkpoint that it begins with; None: the starting weights.
-        half: the samples.
-
-    Raises:
-        UserError: they are of other weights, or of another tokenizer or algorithm.
+        half: the samples; `check_half` has looked at them.
     """
 
     def __init__(self, given: Surroundings, begins_with: Found | None, half: HalfJournal) -> None:
         super().__init__(given, begins_with)
         self._half = half
-        check_origin(half, self._origin, self._first)
 
     def train(self) -> None:
         """Train on each step; StopRequested when the job was asked to stop before."""
