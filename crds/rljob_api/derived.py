@@ -319,7 +319,8 @@ def environments(spec: RLJobSpec) -> Iterator[tuple[str, TextEnvironmentSpec]]:
 
 def is_deterministic(environment: TextEnvironmentSpec) -> bool:
     """Whether an environment of an episode can be made anew by its seed and actions."""
-    return environment.python is None if environment.deterministic is None else environment.deterministic
+    known = environment.python is None and environment.tools is None
+    return known if environment.deterministic is None else environment.deterministic
 
 
 def max_tokens_per_turn(spec: RLJobSpec) -> int:

@@ -10,7 +10,7 @@ from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import RLJob
 from rljob_api.rewards import function_file
-from rljob_api.spec import ChatSpec, OversamplingSpec, RewardFunction, RLJobSpec, TextEnvironmentSpec
+from rljob_api.spec import ChatSpec, OversamplingSpec, RewardFunction, RLJobSpec, TextEnvironmentSpec, ToolSpec
 
 Block = TypeVar("Block", bound=ApiModel)
 Change = Callable[[str, str], str]
@@ -67,7 +67,7 @@ def _changed(block: Block, at: str, change: Change) -> Block:
             changes[field.name] = _changed(value, f"{at}.{alias}", change)
         elif field.block is not None and isinstance(value, list):
             changes[field.name] = [_changed(item, f"{at}.{alias}[{i}]", change) for i, item in enumerate(value)]
-    if isinstance(block, RewardFunction | TextEnvironmentSpec) and (named := function_file(block.python)):
+    if isinstance(block, RewardFunction | TextEnvironmentSpec | ToolSpec) and (named := function_file(block.python)):
         file, function = named
         changes["python"] = f"{change(f'{at}.python', file)}:{function}"
     if isinstance(block, OversamplingSpec) and (named := function_file(block.function)):

@@ -88,28 +88,31 @@ def without_item_defaults(node: Node, *, in_list: bool = False) -> Node:
 
 
 def without_repeated_texts(spec: Node) -> Node:
-    """Return the schema of `spec` in which a field in a list or in an evaluation refers to the equal field elsewhere
-    that has its text: `kubectl apply` keeps what it applied in an annotation of at most 256 KiB."""
+    """Return the schema of `spec` in which a field in a list, in data or in an evaluation refers to the equal field
+    elsewhere that has its text: `kubectl apply` keeps what it applied in an annotation of at most 256 KiB."""
     described: list[tuple[Node, str]] = []
     _note_blocks(spec, "spec", described)
-    return _referring(spec, described, repeated=False)
+    # The outermost has it.
+    described.sort(key=lambda block: block[1].count("."))
+    return _referring(spec, "spec", described, repeated=False)
 
 
 def _note_blocks(node: Node, path: str, described: list[tuple[Node, str]]) -> None:
     for name, field in node.get("properties", {}).items():
-        if "properties" in field and name != "evaluation":
-            described.append((field["properties"], f"{path}.{name}"))
-            _note_blocks(field, f"{path}.{name}", described)
+        for block, at in ((field, f"{path}.{name}"), (field.get("items", {}), f"{path}.{name}[]")):
+            if "properties" in block and name != "evaluation":
+                described.append((block["properties"], at))
+                _note_blocks(block, at, described)
 
 
-def _referring(node: Node, described: list[tuple[Node, str]], *, repeated: bool) -> Node:
+def _referring(node: Node, path: str, described: list[tuple[Node, str]], *, repeated: bool) -> Node:
     made = dict(node)
     if "items" in node:
-        made["items"] = _referring(node["items"], described, repeated=True)
+        made["items"] = _referring(node["items"], f"{path}[]", described, repeated=True)
     for name, field in node.get("properties", {}).items():
-        like = next((path for fields, path in described if repeated and fields.get(name) == field), None)
-        below = _referring(field, described, repeated=repeated or name == "evaluation")
-        if like and len(reference := f"See {like}.") < len(field.get("description", "")):
+        like = next((at for fields, at in described if repeated and fields.get(name) == field), path)
+        below = _referring(field, f"{path}.{name}", described, repeated=repeated or name in ("data", "evaluation"))
+        if like != path and len(reference := f"See {like}.") < len(field.get("description", "")):
             below["description"] = reference
         made["properties"] = made["properties"] | {name: below}
     return made

@@ -45,6 +45,8 @@ JUDGE = "{name: a, endpoint: {url: 'http://judge:8000/v1', model: m}}"
 LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}"]
 """Data that is an environment."""
 PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
+TOOLS = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {tools: [{python: 'm:f'}]}}",
+         "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512, toolParser: hermes}"]  # fmt: skip
 REFUSED: list[tuple[list[str], list[str]]] = [
     ([*PPO, "training.backend=Megatron"], ["spec.training.backend"]),
     ([*PPO, "rollout.promptsPerStep=6"], ["spec.critic.updatesPerStep"]),
@@ -53,6 +55,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["critic={warmupSteps: 1}"], ["spec.critic"]),
     (["algorithm.gae={lambda: 0.9}"], ["spec.algorithm.gae"]),
     (["algorithm={name: rloo, gae: {}}"], ["spec.algorithm.gae"]),
+    ([*TOOLS, "data.applyChatTemplate=false"], ["spec.data.applyChatTemplate"]),
+    ([*TOOLS, "episodes={maxTurns: 4, maxTokens: 512}"], ["spec.episodes.toolParser"]),
+    ([*EPISODES, "episodes.toolParser=hermes"], ["spec.episodes.toolParser"]),
+    ([*TOOLS, *APART], ["spec.mode"]),
+    ([*TOOLS, *DIVIDED], ["spec.mode"]),
+    ([*TOOLS, "data.environment={tools: [{}]}"], ["spec.data.environment.tools[0]"]),
+    ([*TOOLS, "data.environment={tools: [{python: 'm:f', mcp: {command: [a]}}]}"], ["spec.data.environment.tools[0]"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=65"], ["spec.episodes.maxTokensPerTurn"]),
     ([*EPISODES, "episodes.maxTokens=64"], ["spec.episodes.maxTokens"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=8"], ["spec.episodes.maxTokens"]),

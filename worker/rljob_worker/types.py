@@ -39,8 +39,8 @@ class Prompt:
     messages: Sequence[Mapping[str, object]] | None = field(default=None, hash=False, repr=False, compare=False)
     """The conversation that `text` was rendered from; None without a chat template."""
     environment: str | None = None
-    """Place in the manifest of the source whose environment answers the policy; None: it answers once. Text and tokens
-    are empty then: what the environment says first is the prompt."""
+    """Place in the manifest of the source whose environment answers the policy; None: it answers once. With seeds, text
+    and tokens are empty then: what the environment says first is the prompt. With tools they are the row's."""
     seed: int = 0
     """Of the environment's reset."""
     options: Mapping[str, object] = field(default_factory=dict, hash=False, repr=False, compare=False)

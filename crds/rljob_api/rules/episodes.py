@@ -14,8 +14,10 @@ from rljob_api.spec import (
     EpisodeError,
     EpisodesSpec,
     EvaluationSet,
+    Mode,
     RLJobSpec,
     TextEnvironmentSpec,
+    ToolSpec,
 )
 
 _ANYWHERE = (
@@ -25,14 +27,31 @@ _ANYWHERE = (
 )
 
 
+_TOOLS_ANYWHERE = (
+    "(size(self.data.sources) == 0 && has(self.data.environment) && has(self.data.environment.tools)"
+    " || self.data.sources.exists(s, has(s.environment) && has(s.environment.tools))"
+    " || has(self.evaluation) && (has(self.evaluation.data) && has(self.evaluation.data.environment)"
+    " && has(self.evaluation.data.environment.tools) || has(self.evaluation.sets)"
+    " && self.evaluation.sets.exists(s, has(s.environment) && has(s.environment.tools))))"
+)
+
+
 def _source_rules(source: type[ApiModel]) -> Iterator[Rule]:
     yield Rule(
         on=source,
         field="environment",
-        wrong="its episodes begin with seeds",
-        allowed="environment and seeds together, or neither",
-        check=lambda s: (s.environment is None) == (s.seeds is None),
-        cel="has(self.environment) == has(self.seeds)",
+        wrong="its episodes begin with seeds, those of tools with the prompts of rows",
+        allowed="environment with seeds, environment.tools with rows, or neither",
+        check=lambda s: (s.environment is not None and s.environment.tools is None) == (s.seeds is not None),
+        cel="(has(self.environment) && !has(self.environment.tools)) == has(self.seeds)",
+    )
+    yield Rule(
+        on=source,
+        field="applyChatTemplate",
+        wrong="tools are shown to a policy by its chat template",
+        allowed="true with environment.tools",
+        check=lambda s: s.environment is None or s.environment.tools is None or s.apply_chat_template,
+        cel="!has(self.environment) || !has(self.environment.tools) || self.applyChatTemplate",
     )
 
 
@@ -61,12 +80,18 @@ def _answer_fits(spec: Any) -> bool:
     return bool(spec.episodes.max_tokens > answer)
 
 
+def _parses_tools(spec: Any) -> bool:
+    tools = any(one.tools is not None for _, one in environments(spec))
+    return spec.episodes is None or tools == (spec.episodes.tool_parser is not None)
+
+
 def _has_environment(spec: Any) -> bool:
     return any(True for _ in environments(spec))
 
 
 EPISODES = (
-    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python"),
+    exactly_one(ToolSpec, "python", "mcp"),
+    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "tools"),
     *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
     Rule(
         on=RLJobSpec,
@@ -101,6 +126,22 @@ EPISODES = (
         check=_answer_fits,
         cel="!has(self.episodes) || self.episodes.maxTokens > (has(self.episodes.maxTokensPerTurn)"
         " ? self.episodes.maxTokensPerTurn : self.rollout.maxResponseTokens)",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="episodes.toolParser",
+        wrong="reads calls of tools out of answers",
+        allowed="given where a source has environment.tools, and nowhere else",
+        check=_parses_tools,
+        cel=f"!has(self.episodes) || has(self.episodes.toolParser) == {_TOOLS_ANYWHERE}",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="mode",
+        wrong="tools have been run in mode Colocated alone",
+        allowed="Colocated with environment.tools",
+        check=lambda s: s.episodes is None or s.episodes.tool_parser is None or s.mode == Mode.COLOCATED,
+        cel=f"!has(self.episodes) || !has(self.episodes.toolParser) || self.mode == '{Mode.COLOCATED}'",
     ),
     Rule(
         on=EpisodesSpec,

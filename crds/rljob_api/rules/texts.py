@@ -199,6 +199,15 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
         yield Finding(("args",), "has no effect beside gymnasium", "gymnasium.kwargs")
     if environment.python is not None and unprintable(environment.python):
         yield Finding(("python",), "holds control characters", "package.module:Class, or ./file.py:Class")
+    if environment.tools is not None and environment.args:
+        yield Finding(("args",), "has no effect beside tools", "no args")
+    for i, tool in enumerate(environment.tools or []):
+        if tool.python is not None and unprintable(tool.python):
+            wrong = "holds control characters"
+            yield Finding(("tools", i, "python"), wrong, "package.module:function, or ./file.py:function")
+        for k, part in enumerate([] if tool.mcp is None else tool.mcp.command):
+            if "\0" in part:
+                yield Finding(("tools", i, "mcp", "command", k), "holds a NUL character", "a program, or an argument")
     for name in environment.args if environment.python is not None else ():
         if not name.isidentifier() or keyword.iskeyword(name):
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
@@ -254,6 +263,12 @@ def _rewards(spec: Any) -> Iterator[Finding]:
         if function.name == "environment" and source.environment is None and not getattr(function, "rows", None):
             wrong = f"is the reward of an environment, and {'.'.join(map(str, at))} has none"
             yield Finding((*place, "name"), wrong, "another reward for this source")
+        elif function.name == "environment" and source.environment is not None and source.environment.tools is not None:
+            wrong = f"is 0 in each episode of {'.'.join(map(str, at))}, whose environment is tools"
+            yield Finding((*place, "name"), wrong, "a reward of the last answer: exact, math or a function")
+        if function.name == "match" and source.environment is not None:
+            wrong = f"compares tokens of one response, and an episode of {'.'.join(map(str, at))} has several"
+            yield Finding((*place, "name"), wrong, "exact, math or a function, which get its last answer")
         if function.name in ("length", "overlong") and source.environment is not None and "limit" not in function.args:
             wrong = f"needs a limit: an episode of {'.'.join(map(str, at))} has no one response that it could be of"
             yield Finding((*place, "args"), wrong, "limit: TOKENS, of all answers of an episode together")

@@ -52,7 +52,15 @@ from rljob_api.spec.data import (
     RewardSpec,
     SyntheticData,
 )
-from rljob_api.spec.episodes import EpisodeError, EpisodesSpec, GymnasiumSpec, SeedRows, TextEnvironmentSpec
+from rljob_api.spec.episodes import (
+    EpisodeError,
+    EpisodesSpec,
+    GymnasiumSpec,
+    McpServer,
+    SeedRows,
+    TextEnvironmentSpec,
+    ToolSpec,
+)
 from rljob_api.spec.job import Mode, RLJobSpec
 from rljob_api.spec.judges import JudgeEndpoint, JudgeSpec, VerdictSpec
 from rljob_api.spec.lifecycle import (
@@ -122,6 +130,7 @@ __all__ = [
     "LoraSpec",
     "LossAggregation",
     "LrSchedule",
+    "McpServer",
     "MemorySaverMode",
     "MemorySaverSpec",
     "MetricMode",
@@ -169,6 +178,7 @@ __all__ = [
     "TisOutside",
     "TisSpec",
     "Toleration",
+    "ToolSpec",
     "TrackerSpec",
     "TrainedTokenizer",
     "TrainingBackend",

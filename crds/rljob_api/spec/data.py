@@ -161,7 +161,7 @@ class DataSource(ApiModel):
     seeds: SeedRows | None = None
     """Seeds of `environment` instead of a file: an episode's prompt is the environment's first observation."""
     environment: TextEnvironmentSpec | None = None
-    """What answers the policy turn by turn."""
+    """What answers the policy turn by turn: with `seeds`, or beside rows the `tools` that it may call."""
     prompt_key: Name = "prompt"
     """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"

@@ -17,6 +17,7 @@ from rljob_api.base import (
     PositiveFloat,
     Quantity,
     Seed,
+    Text,
     TokenCount,
 )
 from rljob_api.environments import BuiltIn, Form
@@ -50,8 +51,26 @@ class GymnasiumSpec(ApiModel):
     """Reward of an answer that is none of `actions`; the environment is not asked then."""
 
 
+class McpServer(ApiModel):
+    """A server of the Model Context Protocol that is started beside each environment host, within its bounds."""
+
+    command: Annotated[list[Text], Field(min_length=1, max_length=64)]
+    """Program and arguments; it speaks over its standard input and output, and is run in the working directory."""
+
+
+class ToolSpec(ApiModel):
+    """Tools that a policy may call: exactly one of `python` and `mcp`."""
+
+    python: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
+    """`package.module:NAME` or `./tools.py:NAME`, as with `data.environment.python`. A function is a tool. A class is
+    made for each episode, without arguments: its public methods are tools, and its `reset(**row)` gets the row's
+    columns. Types come from hints, descriptions from a docstring with `Args:`."""
+    mcp: McpServer | None = None
+    """All tools of an MCP server over stdio; all episodes of a process share it."""
+
+
 class TextEnvironmentSpec(ApiModel):
-    """What answers the policy turn by turn: exactly one of `name`, `gymnasium` and `python`."""
+    """What answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python` and `tools`."""
 
     name: BuiltIn | None = None
     """Built in."""
@@ -61,6 +80,9 @@ class TextEnvironmentSpec(ApiModel):
     """`package.module:Class`, or a file and its class, `./game.py:Game`, relative to the manifest's folder (on a
     cluster an absolute path, in a volume or the image). It has gymnasium's methods, with text for observations and
     actions."""
+    tools: Annotated[list[ToolSpec], Field(min_length=1, max_length=32)] | None = None
+    """Tools that the policy may call before it answers the prompt of a row; needs `applyChatTemplate`, whose template
+    shows them, and `episodes.toolParser`. An answer without a call ends the episode."""
     args: FreeForm = {}
     """Arguments of the environment that is built in, or of the class."""
     processes: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] | None = None
@@ -70,7 +92,7 @@ class TextEnvironmentSpec(ApiModel):
     wait."""
     deterministic: bool | None = None
     """Whether the same seed and actions give the same answers: an episode whose process was lost is then made anew by
-    them. Default: true, with `python` false."""
+    them. Default: true, with `python` and `tools` false."""
     reset_seconds: PositiveFloat = 60.0
     """Deadline of a reset; its process is ended then."""
     step_seconds: PositiveFloat = 30.0
@@ -107,6 +129,9 @@ class EpisodesSpec(ApiModel):
     """Text before each observation but the first, where the data source has no chat template."""
     after: Annotated[str, Field(max_length=1024)] = "\n"
     """Text behind each observation, where the data source has no chat template."""
+    tool_parser: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=63)] | None = None
+    """Name of vLLM's parser that reads calls of `data.environment.tools` out of answers, such as `hermes` (Qwen),
+    `llama3_json` or `mistral`."""
     retries: Annotated[int, Field(ge=0, le=100, json_schema_extra={"format": "int32"})] = 2
     """How often what an environment was asked is tried again after its process died, or was ended."""
     on_error: EpisodeError = EpisodeError.END

@@ -45,7 +45,7 @@ class Observations:
     def first(self, observation: str) -> tuple[int, ...]:
         return (1, *map(ord, observation), 2)
 
-    def after(self, ended_by: int | None, observation: str) -> tuple[int, ...]:
+    def after(self, ended_by: int | None, observation: str, parts: Sequence[str] = ()) -> tuple[int, ...]:
         return (*(() if ended_by == CLOSE else (CLOSE,)), 1, *map(ord, observation), 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import RLJobSpec
@@ -11,6 +12,8 @@ from rljob_api.rewards import function_file
 from rljob_api.spec import DataSource, TextEnvironmentSpec
 from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.confined.named_source import check_named, check_package
+from rljob_worker.data.sources import data_sources
+from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.source_check import package_places
 from rljob_worker.rollouts.worlds import JobEnvironments, environment_sources, source_of
@@ -25,6 +28,9 @@ def check_environment_code(spec: RLJobSpec) -> None:
 
 
 def _check_code(field: str, environment: TextEnvironmentSpec, spec: RLJobSpec) -> None:
+    for place, tool in enumerate(environment.tools or []):
+        if tool.python is not None:
+            check_named(f"{field}.environment.tools[{place}].python", tool.python, package_places(spec))
     if environment.python is not None:
         check_named(f"{field}.environment.python", environment.python, package_places(spec))
     module, named, _ = ("" if environment.gymnasium is None else environment.gymnasium.id).partition(":")
@@ -49,7 +55,8 @@ class TriedEnvironments:
         self._absent = {field: why for field, source in self._sources if (why := self._why_not(field, source))}
         with waiting_for("the environments of spec.data and spec.evaluation to be tried"):
             present = [field for field, _ in self._sources if field not in self._absent]
-            self._environments = JobEnvironments(spec, fields=present, here=self._here)
+            self.tried = JobEnvironments(spec, fields=present, here=self._here)
+            """Environments of this machine."""
 
     def lines(self) -> list[str]:
         """A sentence for each."""
@@ -60,8 +67,15 @@ class TriedEnvironments:
             if field in self._absent:
                 told.append(f"{field}.environment: {title} is tried when the job starts: {self._absent[field]}")
             else:
-                told.append(f"{field}.environment: {title} was tried: it answers resets and steps")
+                schemas = self.tried.tools().get(field)
+                found = "it answers resets and steps" if schemas is None else f"they have {_listed(schemas)}"
+                told.append(f"{field}.environment: {title} was tried: {found}")
         return told
+
+    def spoken(self) -> list[str]:
+        """Words for a tokenizer that is trained; none where that cannot be done here."""
+        trained = self._spec.model.random is not None and not self._absent
+        return self.tried.spoken() if trained else []
 
     def first_prompts(self) -> list[str]:
         """Lines that show the first prompt of each, by the tokenizer and chat template of the job.
@@ -72,18 +86,21 @@ class TriedEnvironments:
         if not self._sources or (self._absent and self._spec.model.random is not None):
             return []
         # Importing transformers takes seconds.
+        from rljob_worker.data.dataset import PromptSource
         from rljob_worker.data.preview import Preview
         from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 
         spec = self._spec
         with tempfile.TemporaryDirectory(prefix="rljob-validate-") as name:
             folder = Path(name)
-            spoken = self._environments.spoken() if spec.model.random is not None else ()
-            tokenizer = load_tokenizer(prepare_tokenizer(spec, folder, spoken))
+            tokenizer = load_tokenizer(prepare_tokenizer(spec, folder, self.spoken()))
             model_folder = folder if spec.model.path is None else Path(spec.model.path).expanduser()
-            worlds = self._environments.worlds(tokenizer, model_folder)
+            tools = self.tried.tools()
+            here = tools and all(_is_here(source) for _, source in data_sources(spec))
+            first = PromptSource(spec, tokenizer, tools=tools).first() if here else None
+            worlds = self.tried.worlds(tokenizer, model_folder, first)
         lines: list[str] = []
-        for field, (seed, began) in self._environments.openings().items():
+        for field, (seed, began) in self.tried.openings().items():
             ids = list(worlds[field].observations.first(began.observation))
             tokens = tuple(zip(ids, map(str, tokenizer.convert_ids_to_tokens(ids))))
             shown = Preview(f"of seed {seed}, {field}", str(tokenizer.decode(ids)), tokens, None)
@@ -106,7 +123,19 @@ class TriedEnvironments:
         return None
 
 
+def _is_here(source: DataSource) -> bool:
+    """Whether rows can be read without a hub."""
+    return source.path is None or Path(source.path).expanduser().exists()
+
+
 def _is_elsewhere(environment: TextEnvironmentSpec) -> bool:
     """Whether its code may be another machine's: a file that is here has to be right."""
-    named = function_file(environment.python)
-    return named is None or not Path(named[0]).expanduser().exists()
+    paths = [environment.python, *(tool.python for tool in environment.tools or [])]
+    named = [function_file(path) for path in paths if path is not None]
+    return not all(one is not None and Path(one[0]).expanduser().exists() for one in named)
+
+
+def _listed(schemas: Sequence[Schema]) -> str:
+    """Tools with their parameters."""
+    functions = [schema["function"] for schema in schemas]
+    return ", ".join(f"{one['name']}({', '.join(one['parameters'].get('properties', {}))})" for one in functions)

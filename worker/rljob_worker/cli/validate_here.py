@@ -34,12 +34,17 @@ def look(job: RLJob, manifest: str) -> list[str]:
     check_sources(job.spec, on_this_machine=False)
     told = told_signatures(job.spec)
     environments = TriedEnvironments(job.spec)
-    shown = [*_first_prompts(job.spec), *(environments.first_prompts() if _has_tokenizer(job.spec) else [])]
+    shown = _first_prompts(job.spec, environments)
+    shown += environments.first_prompts() if _has_tokenizer(job.spec) else []
     return [*map(visible_line, [*told, *environments.lines()]), *map(visible, shown)]
 
 
-def _first_prompts(spec: RLJobSpec) -> list[str]:
+def _first_prompts(spec: RLJobSpec, environments: TriedEnvironments) -> list[str]:
     """Lines that show the first prompts, where model and data are on this machine.
+
+    Args:
+        spec: the job.
+        environments: its own, whose tools a template shows.
 
     Raises:
         UserError: a row, a template or a tokenizer cannot be used.
@@ -58,7 +63,7 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
     from rljob_worker.data.preview import first_prompts
 
     held_out = [scored_rows(spec, load_source(source, field)) for field, source in evaluation_sources(spec)]
-    previews, training = first_prompts(spec, _longest_prompt(spec))
+    previews, training = first_prompts(spec, _longest_prompt(spec), environments.tried.tools(), environments.spoken())
     return [line for preview in previews for line in preview.lines()] + _by_value(training + held_out, complete=True)
 
 

@@ -48,13 +48,21 @@ def _import_file(file: Path, field: str) -> ModuleType:
     """The module in a file, which may import what lies beside it, as when Python runs it."""
     # A name of its own: a file may be called like a module of the standard library.
     name = f"{field.partition('.')[0]}_file_{file.stem}"
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(file):
+        # Several names of one file share what it holds.
+        return known
     found = importlib.util.spec_from_file_location(name, file)
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     sys.path.insert(0, str(file.parent))
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
 from rljob_worker.data.prompts import ASSISTANT, Messages, parsed_prompt
+from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.interrupting import interrupted_after
@@ -84,18 +85,27 @@ class ChatTemplate:
         field: its place in the manifest.
         tokenizer: whose template is used, unless the source has its own.
         own: the source's own (`read_template`).
+        tools: schemas of the tools that the policy may call.
 
     Raises:
-        UserError: there is no template, or it has no use for an argument of `chat.templateArgs`.
+        UserError: there is no template, or it has no use for an argument of `chat.templateArgs`, or for tools.
     """
 
-    def __init__(self, source: DataSource, field: str, tokenizer: PreTrainedTokenizerBase, own: str | None) -> None:
+    def __init__(
+        self,
+        source: DataSource,
+        field: str,
+        tokenizer: PreTrainedTokenizerBase,
+        own: str | None,
+        tools: Sequence[Schema] = (),
+    ) -> None:
         if own is None and not tokenizer.chat_template:
             raise UserError(f"{field}.applyChatTemplate: the model's tokenizer has no chat template")
         self._field, self._tokenizer = field, tokenizer
         self._chat = source.chat or ChatSpec()
+        self._tools: list[dict[Any, Any]] = [dict(tool) for tool in tools]
         try:
-            self._template = tokenizer.get_chat_template(own)
+            self._template = tokenizer.get_chat_template(own, tools=self._tools or None)
         except ValueError as error:
             raise UserError(f"{field}.applyChatTemplate: {error}") from None
         self._check_arguments()
@@ -142,6 +152,7 @@ class ChatTemplate:
             chat_template=self._template,
             add_generation_prompt=generation_prompt,
             tokenize=False,
+            tools=[*self._tools] or None,
             **{**(more or {}), **self._chat.template_args},
         )
         return str(interrupted_after(_RENDER_SECONDS, render))
@@ -195,7 +206,8 @@ class ChatTemplate:
     def _check_variables(self, messages: Messages, place: str) -> None:
         """Jinja prints nothing for a variable that nobody gave."""
         printed: list[str] = []
-        given = {"messages", "add_generation_prompt", *self._tokenizer.special_tokens_map, *self._chat.template_args}
+        given = {"messages", "tools", "add_generation_prompt", *self._tokenizer.special_tokens_map}
+        given |= self._chat.template_args.keys()
         asked = {name for name in self._undeclared() - given if not name.endswith("_token")}
         with suppress(Exception):
             self._rendered(messages, more={name: _noticed(name, printed) for name in asked})
@@ -262,6 +274,11 @@ class ChatTemplate:
     def _check_arguments(self) -> None:
         # A template passes over what it does not know, so that a slip of the keyboard would have no effect.
         names = set(_WORD.findall(self._template))
+        if self._tools and "tools" not in names:
+            raise UserError(
+                f"{self._field}.environment.tools: {self._template_name()} does not show tools: the policy would not "
+                "know of them; take a model with a template that does, or write one (chat.templateFile)"
+            )
         for name in self._chat.template_args:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)

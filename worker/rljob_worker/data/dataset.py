@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rljob_api.spec import RLJobSpec
+from rljob_api import derived
+from rljob_api.spec import DataSource, RLJobSpec
 from rljob_worker.data.evaluate import held_out_settings
 from rljob_worker.data.mixing import Mixture, random_bits
 from rljob_worker.data.renderer import Renderer, ScoredRows
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.sources import LoadedSource, evaluation_sources, load_source, load_sources
+from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 from rljob_worker.types import IntArray, Prompt
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rljob.data")
 
+Tools = Mapping[str, Sequence[Schema]]
+"""Schemas of tools, by the place in the manifest of the source whose policy may call them."""
 STATE_VERSION = 1
 _CACHED_TOKENS = 1_000_000
 _EXAMPLES = 3
@@ -50,16 +54,28 @@ class PromptSource:
     permutation of its rows. `state()` is a small JSON value; a source restored from it continues with exactly the
     prompts that would have come.
 
-    `max_prompt_tokens` is the model's own limit; the smaller of it and `spec.data.maxPromptTokens` holds. Longer
-    prompts are skipped and reported. Raises UserError for data that cannot be used.
+    `max_prompt_tokens` is the model's own limit; the smaller of it and `spec.data.maxPromptTokens` holds, and with
+    tools what `episodes.maxTokens` leaves. Longer prompts are skipped and reported. `tools`: their schemas, by the
+    source's place in the manifest. Raises UserError for data that cannot be used.
     """
 
-    def __init__(self, spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int | None = None):
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_tokens: int | None = None,
+        tools: Tools | None = None,
+    ):
         limits = [limit for limit in (spec.data.max_prompt_tokens, max_prompt_tokens) if limit is not None]
-        renderers = [Renderer(source, tokenizer, spec.reward) for source in load_sources(spec)]
+        renderers = [
+            Renderer(source, tokenizer, spec.reward, (tools or {}).get(source.field, ()))
+            for source in load_sources(spec)
+        ]
         self._seed, self._shuffle = spec.seed, spec.data.shuffle
         self._streams = [
-            _Stream(renderer, spec.seed, spec.data.shuffle, min(limits, default=None)) for renderer in renderers
+            _Stream(renderer, spec.seed, spec.data.shuffle, _limit(spec, renderer.loaded.source, limits))
+            for renderer in renderers
         ]
         sources = [renderer.loaded.source for renderer in renderers]
         self._mixture = Mixture(sources, spec.rollout.prompts_per_step, spec.seed)
@@ -126,6 +142,10 @@ class PromptSource:
     def columns(self) -> dict[str, frozenset[str]]:
         """By a source's place in the manifest: the columns that a reward is given beside prompt, response and label."""
         return {stream.loaded.field: stream.loaded.reward_columns() for stream in self._streams}
+
+    def first(self) -> dict[str, Prompt]:
+        """The first prompt of each source, by the source's place in the manifest."""
+        return {stream.loaded.field: stream.prompts([0])[0] for stream in self._streams}
 
     def scored(self) -> list[ScoredRows]:
         """Each source with its reward and the rows that are used."""
@@ -195,11 +215,12 @@ def load_evaluation_prompts(
     *,
     max_prompt_tokens: int | None = None,
     scored: list[ScoredRows] | None = None,
+    tools: Tools | None = None,
 ) -> list[Prompt]:
     """The prompts of `spec.evaluation`, set by set and in file order.
 
     Those longer than `max_prompt_tokens` are reported, not used. `scored` is filled with what `PromptSource.scored`
-    gives. Empty without `spec.evaluation`. Raises UserError for
+    gives. `tools` as of `PromptSource`. Empty without `spec.evaluation`. Raises UserError for
     data that cannot be used.
     """
     prompts = []
@@ -207,7 +228,9 @@ def load_evaluation_prompts(
         loaded = load_source(source, field)
         assert spec.evaluation is not None
         rows = ScoredRows.of(loaded, spec.reward, held_out_settings(spec.evaluation, source.name).max_prompts)
-        prompts += _held_out(Renderer(loaded, tokenizer, spec.reward), rows.count, max_prompt_tokens)
+        renderer = Renderer(loaded, tokenizer, spec.reward, (tools or {}).get(field, ()))
+        limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
+        prompts += _held_out(renderer, rows.count, _limit(spec, source, limits))
         if scored is not None:
             scored.append(rows)
     return prompts
@@ -225,6 +248,13 @@ def _held_out(renderer: Renderer, count: int, limit: int | None) -> list[Prompt]
         long = [(prompt.uid, len(prompt.token_ids)) for prompt in prompts if len(prompt.token_ids) > limit]
         logger.warning("%s: %s", loaded.field, SkippedPrompts(len(long), limit, tuple(long[:_EXAMPLES])))
     return fitting
+
+
+def _limit(spec: RLJobSpec, source: DataSource, limits: Sequence[int]) -> int | None:
+    """Tokens of a source's longest prompt: also what leaves room for an answer, where an episode begins with it."""
+    if source.environment is not None and source.seeds is None and spec.episodes is not None:
+        limits = [*limits, spec.episodes.max_tokens - derived.max_tokens_per_turn(spec)]
+    return min(limits, default=None)
 
 
 class _Stream:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_api.safe_text import visible
-from rljob_worker.data.dataset import PromptSource
+from rljob_worker.data.dataset import PromptSource, Tools
 from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 
@@ -42,19 +42,23 @@ class Preview:
         yield "  no label" if self.label is None else f"  label {self.label!r}"
 
 
-def first_prompts(spec: RLJobSpec, longest: int) -> tuple[list[Preview], list[ScoredRows]]:
+def first_prompts(
+    spec: RLJobSpec, longest: int, tools: Tools, spoken: Sequence[str]
+) -> tuple[list[Preview], list[ScoredRows]]:
     """The first row of each source of the training data, rendered by the job's own tokenizer, and all of their rows.
 
     Args:
         spec: the job's.
         longest: tokens of the longest prompt that an engine has room for.
+        tools: as of `PromptSource`.
+        spoken: as of `prepare_tokenizer`.
 
     Raises:
         UserError: model, data or template cannot be used, as at a run's start.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-validate-") as folder:
-        tokenizer = load_tokenizer(prepare_tokenizer(spec, Path(folder)))
-        source = PromptSource(spec, tokenizer, max_prompt_tokens=longest)
+        tokenizer = load_tokenizer(prepare_tokenizer(spec, Path(folder), spoken))
+        source = PromptSource(spec, tokenizer, max_prompt_tokens=longest, tools=tools)
         prompts = source.prompts_of([f"{name}/0" for name in source.rows])
         previews = [
             Preview(

@@ -16,6 +16,7 @@ from rljob_worker.data.reward_rows import RoutedRows, RowRewards, route
 from rljob_worker.data.seeds import SEED
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.data.tokenizer import tokens_added_after
+from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 from rljob_worker.types import Prompt
 
@@ -57,9 +58,22 @@ class ScoredRows:
 
 
 class Renderer:
-    """Makes rows into prompts: chat template, tokens, label, reward."""
+    """Makes rows into prompts: chat template, tokens, label, reward.
 
-    def __init__(self, loaded: LoadedSource, tokenizer: PreTrainedTokenizerBase, default_reward: RewardSpec | None):
+    Args:
+        loaded: the source.
+        tokenizer: of the model.
+        default_reward: of sources that have none.
+        tools: schemas of the tools that the policy may call.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedSource,
+        tokenizer: PreTrainedTokenizerBase,
+        default_reward: RewardSpec | None,
+        tools: Sequence[Schema] = (),
+    ):
         self.loaded = loaded
         self._tokenizer = tokenizer
         self.reward = _reward_of(loaded, default_reward)
@@ -67,7 +81,7 @@ class Renderer:
         self._check_labels()
         self._chat: ChatTemplate | None = None
         if loaded.source.apply_chat_template:
-            self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template)
+            self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template, tools)
         if self._chat is not None and loaded.source.seeds is None:
             key = loaded.source.prompt_key
             first = [(content[key], loaded.place(row)) for row, content in enumerate(loaded.rows[:_RENDERED])]
@@ -119,7 +133,10 @@ class Renderer:
             token_ids = self._without_additions(token_ids)
             if not token_ids:
                 raise UserError(f"{self.loaded.place(row)}: the prompt has no tokens")
-            prompts.append(self._prompt(row, content, text, tuple(token_ids), source))
+            prompt = self._prompt(row, content, text, tuple(token_ids), source)
+            if source.environment is not None:
+                prompt = replace(prompt, environment=self.loaded.field, seed=row, options=content)
+            prompts.append(prompt)
         return prompts
 
     def _without_additions(self, ids: list[int]) -> list[int]:

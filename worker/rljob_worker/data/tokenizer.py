@@ -39,11 +39,18 @@ TOKENIZER_FILES = (
 )
 """Patterns of the files that a tokenizer consists of."""
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-ROLES = ("system", "user", "assistant")
+ROLES, TOOL = ("system", "user", "assistant"), "tool"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ '<|tool|> ' }}{% for tool in tools %}{{ tool['function']['name'] + ' ' }}{% endfor %}{% endif %}"
+    + CHAT_TEMPLATE
+)
+"""The template of jobs with tools; it lists their names."""
 
 
 def prepare_tokenizer(spec: RLJobSpec, out: Path, spoken: Iterable[str] = ()) -> Path:
@@ -167,12 +174,15 @@ def _train(spec: RLJobSpec, model: RandomModel, spoken: Iterable[str]) -> PreTra
 
     sources = data_sources(spec) + evaluation_sources(spec)
     chat = any(source.apply_chat_template for _, source in sources)
-    special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES if chat)]
+    tools = any(source.environment is not None and source.environment.tools is not None for _, source in sources)
+    roles = [*(ROLES if chat else ()), *([TOOL] if tools else [])]
+    special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in roles)]
     train = _train_word if model.tokenizer.kind == "Word" else _train_bpe
     tokenizer = train(chain(_texts(sources), spoken), special, model.tokenizer.vocab_size)
     arguments: dict[str, Any] = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNKNOWN}
     if chat:
-        arguments |= {"additional_special_tokens": special[3:], "chat_template": CHAT_TEMPLATE}
+        template = TOOLS_TEMPLATE if tools else CHAT_TEMPLATE
+        arguments |= {"additional_special_tokens": special[3:], "chat_template": template}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **arguments)
 
 

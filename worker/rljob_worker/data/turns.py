@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_worker.errors import UserError
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, str]
+Schema = Mapping[str, Any]
+"""A tool as chat templates take it: `{"type": "function", "function": {name, description, parameters}}`."""
 Render = Callable[[Sequence[Message], bool], str]
 """A conversation as text, with the opening of the next answer or without."""
-OBSERVED_BY = "user"
-"""The role in which an environment speaks."""
+OBSERVED_BY, TOOL = "user", "tool"
+"""The roles in which an environment and tools speak."""
 _SENTINEL, _OTHER_SENTINEL = "Zqxv", "Wjkp"
 _SHOWN = 80
 
@@ -42,14 +44,23 @@ class TurnRenderer:
         tokenizer: of the model.
         stops: tokens that end an answer.
         where: the template in words, which begins a message.
+        role: of the messages after an answer.
 
     Raises:
         UserError: the template drops answers, what it appends depends on what was said before, or it closes an answer
             with none of the stop tokens.
     """
 
-    def __init__(self, render: Render, tokenizer: PreTrainedTokenizerBase, stops: Sequence[int], where: str) -> None:
-        self._render, self._tokenizer, self._where = render, tokenizer, where
+    def __init__(
+        self,
+        render: Render,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[int],
+        where: str,
+        role: str = OBSERVED_BY,
+    ) -> None:
+        self._render, self._tokenizer, self._where, self._role = render, tokenizer, where, role
+        self._histories = [_in_role(history, role) for history in _HISTORIES]
         self._stops = {int(stop): str(tokenizer.convert_ids_to_tokens(int(stop))) for stop in stops}
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._special = sorted((text for text in special if len(text) > 1), key=len, reverse=True)
@@ -61,20 +72,20 @@ class TurnRenderer:
         """Tokens of a conversation before the first answer."""
         return self._encoded(self._render(messages, True))
 
-    def after(self, ended_by: int | None, observation: str) -> Delta:
+    def after(self, ended_by: int | None, *observed: str) -> Delta:
         """What an observation appends after an answer.
 
         Args:
             ended_by: the stop token that ended the answer, and is its last one; None where it was cut. What closes an
                 answer is appended unless that token is what closes it.
-            observation: the environment's text.
+            observed: the environment's text, or the messages of several tools.
         """
-        text, broken = self._unspecial(observation)
-        tail = self._tail(_HISTORIES[0], text, _SENTINEL)
+        texts = [self._unspecial(one) for one in observed]
+        tail = self._tail(self._histories[0], [text for text, _ in texts], _SENTINEL)
         end = None if ended_by is None else self._stops.get(ended_by)
         if end is not None and tail.lstrip().startswith(end):
             tail = tail.lstrip()[len(end) :]
-        return Delta(self._encoded(tail), broken)
+        return Delta(self._encoded(tail), sum(broken for _, broken in texts))
 
     def _unspecial(self, text: str) -> tuple[str, int]:
         """The text with a blank in each text of a special token, which would be read as that token."""
@@ -88,25 +99,28 @@ class TurnRenderer:
     def _encoded(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _tail(self, before: Sequence[Message], observation: str, sentinel: str) -> str:
+    def _tail(self, before: Sequence[Message], observed: Sequence[str], sentinel: str) -> str:
         """The text behind an answer, up to the opening of the next one."""
-        new = [_message("assistant", sentinel), _message(OBSERVED_BY, observation)]
+        new = [_message("assistant", sentinel), *(_message(self._role, one) for one in observed)]
         try:
             whole = self._render([*before, *new], True)
         except Exception as error:
             raise UserError(
-                f"{self._where}: takes no turn of {OBSERVED_BY} after an answer: {type(error).__name__}: {error}"
+                f"{self._where}: takes no turn of {self._role} after an answer: {type(error).__name__}: {error}"
             ) from None
         if sentinel not in whole:
             raise UserError(f"{self._where}: drops what the assistant said before")
         return whole[whole.rindex(sentinel) + len(sentinel) :]
 
     def _check_history(self) -> None:
-        first = self._tail(_HISTORIES[0], "result of it", _SENTINEL)
-        tried = [(history, _SENTINEL) for history in _HISTORIES[1:]] + [(_HISTORIES[0], _OTHER_SENTINEL)]
+        histories, said = self._histories, ["result of it"]
+        first = self._tail(histories[0], said, _SENTINEL)
+        if said[0] not in first:
+            raise UserError(f"{self._where}: drops what {self._role} says after an answer")
+        tried = [(history, _SENTINEL) for history in histories[1:]] + [(histories[0], _OTHER_SENTINEL)]
         for history, sentinel in tried:
             try:
-                tail = self._tail(history, "result of it", sentinel)
+                tail = self._tail(history, said, sentinel)
             except UserError:
                 if history[0]["role"] == "system":
                     # It takes no system message, and will be given none.
@@ -121,7 +135,7 @@ class TurnRenderer:
     def _closing(self) -> int | None:
         """The token that closes an answer; UserError where it is one at which no answer ends."""
         try:
-            whole = self._render([*_HISTORIES[0], _message("assistant", _SENTINEL)], False)
+            whole = self._render([*self._histories[0], _message("assistant", _SENTINEL)], False)
         except Exception:
             # It renders no conversation that ends with an answer.
             whole = _SENTINEL
@@ -152,6 +166,16 @@ _HISTORIES: tuple[tuple[Message, ...], ...] = (
         _message("user", "four"),
     ),
 )
+
+
+def _in_role(history: Sequence[Message], role: str) -> tuple[Message, ...]:
+    """A history in which what comes after an answer is said in that role."""
+    answered = False
+    found = []
+    for message in history:
+        found.append(_message(role, message["content"]) if answered and message["role"] == "user" else message)
+        answered = message["role"] == "assistant"
+    return tuple(found)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Render:

@@ -101,9 +101,12 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = room_for_prompts(length, field, tokens)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
-        prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
+        tools = environments.tools()
+        prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit, tools=tools)
         scored = prompts.scored()
-        evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
+        evaluation_prompts = load_evaluation_prompts(
+            spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored, tools=tools
+        )
     routed = {one.loaded.field: one.routed for one in scored if one.routed is not None}
     for sentence in unused_parts(routed.values()):
         logger.warning("%s", sentence)
@@ -111,6 +114,9 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     with waiting_for("spec.reward to be imported and tried"):
         rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private)
         group_filter = group_filter_of(spec, rewards, prompts.columns())
+    with waiting_for("turns of spec.data and spec.evaluation to be tried with the model's tokenizer"):
+        first = {one.environment: one for one in reversed(evaluation_prompts) if one.environment is not None}
+        worlds = environments.worlds(tokenizer, model_folder, {**first, **prompts.first()})
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
@@ -122,7 +128,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         group_filter=group_filter,
         hosts=environments.hosts,
         critic_folder=beside,
-        worlds=environments.worlds(tokenizer, model_folder),
+        worlds=worlds,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -18,6 +18,24 @@ MAX_VALUES = 32
 _LARGEST = (2 - 2**-23) * 2.0**127
 """Of fp32, in which rewards are trained on."""
 _SHOWN = 80
+
+
+class GoneError(Exception):
+    """Something that an environment needs is gone, such as a server: its process ends, and is replaced."""
+
+
+class Replies(str):
+    """An observation of several messages; as a text, each is on lines of its own."""
+
+    parts: tuple[str, ...]
+    """The messages."""
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> Replies:
+        """These messages as one text."""
+        text = cls("\n".join(parts))
+        text.parts = tuple(parts)
+        return text
 
 
 class TextEnvironment(Protocol):
@@ -96,6 +114,8 @@ class Stepped:
     truncated: bool
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers of `info`, by name."""
+    parts: tuple[str, ...] = field(default=(), compare=False)
+    """The messages of the observation, where those are several."""
 
     @property
     def done(self) -> bool:
@@ -166,6 +186,7 @@ def checked_step(value: object) -> Stepped:
         _checked_flag(terminated, "terminated"),
         _checked_flag(truncated, "truncated"),
         checked_values(info, "step"),
+        observation.parts if isinstance(observation, Replies) else (),
     )
 
 

@@ -1,15 +1,16 @@
 """An environment host: `python -m rljob_worker.environments.host FD`, started and killed by `hosts.py`.
 
 It holds environments by number, and does one thing after the other. The driver sends pickled tuples and is answered in
-JSON: first its `Source`, answered by `["ready", EXAMPLES]`, `["refused", what the user can change]` or
-`["failed", text]`; then lists of `(task, number, call)`, of which each is answered before the next is begun, so that
-the driver knows which one a process was at:
+JSON: first its `Source`, answered by `["ready", {"examples": TEXTS, "schemas": of tools}]`,
+`["refused", what the user can change]` or `["failed", text]`; then lists of `(task, number, call)`, of which each is
+answered before the next is begun, so that the driver knows which one a process was at:
 
 * `Reset`: makes an environment; answered by `[task, "began", [observation, values]]`
-* `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values]]`
+* `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values, the observation's messages]]`
 * `Close`: `[task, "closed", null]`
 
-or by `[task, "failed", text]`, after which the environment is closed.
+or by `[task, "failed", text]`, after which the environment is closed, or by `[task, "gone", text]`, after which the
+process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 
 from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import out_of_reach
-from rljob_worker.environments.base import Call, Playable, Reset, Step, checked_began, checked_step
+from rljob_worker.environments.base import Call, GoneError, Playable, Reset, Step, checked_began, checked_step
 from rljob_worker.environments.load import REACH, Make, Source, maker
 from rljob_worker.errors import UserError
 
@@ -32,24 +33,27 @@ def main() -> None:
     """Serve until the driver closes the connection, then close what is open."""
     connection = Connection(int(sys.argv[1]))
     adapt()
-    held = _Held()
+    held, make = _Held(), None
     try:
         source: Source = connection.recv()
         try:
             make = maker(source)
-            examples = _examples(make)
+            ready = {"examples": _examples(make), "schemas": getattr(make, "schemas", [])}
         except UserError as error:
             _answer(connection, "refused", str(error))
             return
         except (Exception, SystemExit):
             _answer(connection, "failed", traceback.format_exc())
             return
-        _answer(connection, "ready", examples)
+        _answer(connection, "ready", ready)
         while True:
             tasks: list[tuple[int, int, Call]] = connection.recv()
             for task, number, call in tasks:
                 try:
                     kind, value = held.do(make, call, number)
+                except GoneError as error:
+                    _answer(connection, task, "gone", str(error))
+                    return
                 except (Exception, SystemExit) as error:
                     kind, value = "failed", f"{type(call).__name__.lower()}: {_describe(error)}"
                     held.forget(number)
@@ -58,6 +62,8 @@ def main() -> None:
         return
     finally:
         held.close()
+        with contextlib.suppress(Exception, SystemExit):
+            _close(make)
 
 
 class _Held:
@@ -74,7 +80,8 @@ class _Held:
             return "began", [began.observation, began.values]
         if isinstance(call, Step):
             found = checked_step(self._open[number].step(call.action))
-            return "stepped", [found.observation, found.reward, found.terminated, found.truncated, found.values]
+            flags = found.terminated, found.truncated
+            return "stepped", [found.observation, found.reward, *flags, found.values, found.parts]
         _close(self._open.pop(number))
         return "closed", None
 
@@ -97,6 +104,8 @@ def _close(environment: object) -> None:
 
 def _examples(make: Make) -> list[str]:
     """Answers that the environment itself calls valid; most name none."""
+    if isinstance(told := getattr(make, "examples", None), list):
+        return told
     environment = make()
     try:
         given = getattr(environment, "examples", None)

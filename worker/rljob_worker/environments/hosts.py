@@ -7,10 +7,12 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from rljob_worker.confined.process import ConfinedProcess, NoMessageError, Place
+from rljob_worker.data.turns import Schema
 from rljob_worker.environments.base import (
     MAX_ACTION_BYTES,
     Answer,
@@ -23,6 +25,7 @@ from rljob_worker.environments.base import (
     Step,
     Stepped,
     checked_began,
+    checked_observation,
     checked_step,
 )
 from rljob_worker.environments.episodes import EpisodeEnvironment
@@ -125,6 +128,8 @@ class EnvironmentHosts:
         self.counts = Counts()
         self.examples: list[str] = []
         """Answers that the environment calls valid, when a host is ready."""
+        self.schemas: list[Schema] = []
+        """Schemas of its tools, likewise."""
 
     def start(self) -> None:
         """Start one host, and wait until it has imported the environment.
@@ -135,7 +140,7 @@ class EnvironmentHosts:
         host = self._spawn()
         try:
             late = not host.process.connection.poll(max(0.0, host.deadline - time.monotonic()))
-            answer = ["refused", f"environment: {self._late()}"] if late else host.process.read()
+            answer: list[Any] = ["refused", f"environment: {self._late()}"] if late else host.process.read()
             kind, value = answer
         except (EOFError, OSError, ValueError):
             said = host.process.end()
@@ -145,7 +150,7 @@ class EnvironmentHosts:
             self.close()
             said = str(value) if kind == "refused" else f"environment: {self._source.title()!r} fails:\n{value}"
             raise UserError(said)
-        host.ready, self.examples = True, [str(one) for one in value]
+        self._is_ready(host, value)
 
     def begin(
         self,
@@ -270,6 +275,11 @@ class EnvironmentHosts:
         self._hosts.append(host)
         return host
 
+    def _is_ready(self, host: _Host, value: Mapping[str, Sequence[Any]]) -> None:
+        """Take what a host says when it has imported the environment; TypeError where that is something else."""
+        host.ready, self.examples = True, [str(one) for one in value["examples"]]
+        self.schemas = [dict(one) for one in value["schemas"]]
+
     def _enqueue(self, episode: EpisodeEnvironment) -> None:
         """Give an episode's next call to the host that holds it, or will."""
         if episode.key not in self._where:
@@ -326,6 +336,9 @@ class EnvironmentHosts:
     def _read(self, host: _Host) -> None:
         try:
             message = host.process.read()
+            if host.ready and message[1:2] == ["gone"]:
+                self._lose(host, f"{message[-1]}, and its host with it")
+                return
             if host.ready:
                 self._answered(host, message)
             else:
@@ -333,8 +346,8 @@ class EnvironmentHosts:
                 if kind != "ready":
                     self._lose(host, f"does not start: {value}")
                     return
-                host.ready, self.examples = True, [str(one) for one in value]
-        except (NoMessageError, ValueError, TypeError) as error:
+                self._is_ready(host, value)
+        except (NoMessageError, ValueError, TypeError, KeyError) as error:
             self._lose(host, f"the environment host was ended: it sent what is no answer ({error})")
         except EOFError:
             self._lose(host, host.process.end())
@@ -440,12 +453,19 @@ def _received(call: Call, kind: object, value: object) -> Began | Stepped | str 
     expected = "began" if isinstance(call, Reset) else "stepped"
     if kind != expected:
         raise ValueError(f"{kind!r} in the place of {expected!r}")
-    return checked_began(value) if isinstance(call, Reset) else checked_step(value)
+    if isinstance(call, Reset):
+        return checked_began(value)
+    if not isinstance(value, list) or len(value) != 6:
+        raise ValueError("a step of another form")
+    parts = tuple(checked_observation(part, "step") for part in value.pop())
+    return replace(checked_step(value), parts=parts)
 
 
 def _size(call: Call) -> int:
     """Bytes of a call, about."""
-    return 128 + (4 * len(call.action) if isinstance(call, Step) else 1024 if isinstance(call, Reset) else 0)
+    if isinstance(call, Reset):
+        return 1024 + (len(pickle.dumps(call.options)) if call.options else 0)
+    return 128 + (4 * len(call.action) if isinstance(call, Step) else 0)
 
 
 def _bounded(action: str) -> str:

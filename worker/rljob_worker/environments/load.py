@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from rljob_api.environments import BuiltIn
 from rljob_worker.confined.loading import load_named
 from rljob_worker.environments.base import BuiltInEnvironment, Playable
+from rljob_worker.environments.tools import Toolbox, ToolSource
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ REACH = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What names an environment: exactly one of the first three."""
+    """What names an environment: exactly one of the first four."""
 
     name: str | None = None
     """One that is built in."""
@@ -38,11 +39,16 @@ class Source:
     """`FILE.py:Class` or `package.module:Class`."""
     gymnasium: Mapping[str, object] | None = None
     """Settings of `GymnasiumSpec`."""
+    tools: ToolSource | None = None
+    """Tools that a policy may call."""
     args: Mapping[str, object] = field(default_factory=dict)
     """Of the environment that is built in, or of the class."""
 
     def title(self) -> str:
         """It in a few words."""
+        if self.tools is not None:
+            named = (one if isinstance(one, str) else " ".join(one) for one in self.tools.tools)
+            return f"tools {', '.join(named)}"
         return str(self.name or self.python or (self.gymnasium or {}).get("id"))
 
 
@@ -57,6 +63,8 @@ def maker(source: Source) -> Make:
     """
     if source.name is not None:
         return _builtin(source.name, source.args)
+    if source.tools is not None:
+        return Toolbox(source.tools, REACH)
     if source.gymnasium is not None:
         # Models take longer to import than all else that a host of the user's own class needs.
         from rljob_api.spec import GymnasiumSpec

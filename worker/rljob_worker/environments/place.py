@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -42,12 +43,22 @@ def environment_place(
         )
     sweep()
     around = [workdir]
-    if named := function_file(source.python):
-        file = (workdir / named[0]).resolve()
-        if not file.is_file():
-            raise UserError(f"environment.python: {named[0]}: there is no file {file}")
-        around.append(file.parent)
+    tools = source.tools
+    code = [("environment.python", source.python)]
+    for place, tool in enumerate(() if tools is None else tools.tools):
+        if isinstance(tool, str):
+            code.append((f"environment.tools[{place}].python", tool))
+        else:
+            # A server and the script that it runs; what they are not is found by the kernel.
+            around += [Path(part).resolve().parent for part in tool if os.path.isabs(part) and os.path.exists(part)]
+    for field, path in code:
+        if named := function_file(path):
+            file = (workdir / named[0]).resolve()
+            if not file.is_file():
+                raise UserError(f"{field}: {named[0]}: there is no file {file}")
+            around.append(file.parent)
+    tokenizer = [tools.tokenizer] if tools is not None and tools.tokenizer is not None else []
     given = environment(variables or {}, ())
     return Place(
-        workdir, given, Bounds(memory, files_of(around, (), (), private, given), network, source="environment")
+        workdir, given, Bounds(memory, files_of(around, tokenizer, (), private, given), network, source="environment")
     )

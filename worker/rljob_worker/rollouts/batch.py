@@ -13,6 +13,7 @@ from rljob_api.spec import RolloutSpec
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Finish, Group
 from rljob_worker.flow.streams import NO_VERSION
+from rljob_worker.flow.turns import Turn
 from rljob_worker.rollouts.step import Step
 from rljob_worker.types import FloatArray, SamplingParams, TrainBatch
 
@@ -186,7 +187,18 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/episodes/observed_tokens": float(sum(observed)),
         "rollout/episodes/invalid_actions": float(sum(turn.values.get("valid") == 0 for turn in answers)),
         "rollout/episodes/restarted": float(sum(one.restarts for one in episodes)),
+        **_tool_metrics([turn for turn in answers if "tool_calls" in turn.values]),
         **({"rollout/episodes/success": sum(reached) / len(reached)} if reached else {}),
+    }
+
+
+def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    """Calls of tools; empty where there are none."""
+    if not turns:
+        return {}
+    return {
+        "rollout/tools/calls": float(sum(turn.values["tool_calls"] for turn in turns)),
+        "rollout/tools/errors": float(sum(turn.values.get("tool_errors", 0.0) for turn in turns)),
     }
 
 

@@ -218,7 +218,8 @@ def _answered(group: Group) -> list[Sample]:
 
 def _seen(prompt: Prompt, episode: Episode) -> Prompt:
     """A prompt as the policy saw it."""
-    return prompt if episode.opening is None else replace(prompt, text=episode.opening.observation)
+    opening = episode.opening
+    return prompt if opening is None or prompt.token_ids else replace(prompt, text=opening.observation)
 
 
 def _episode(groups: OpenGroups, key: Sample) -> Episode:

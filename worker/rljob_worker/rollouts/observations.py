@@ -35,10 +35,15 @@ class Observations:
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return self._renderer.first([*system, {"role": OBSERVED_BY, "content": self._cut(observation)}])
 
-    def after(self, ended_by: int | None, observation: str) -> tuple[int, ...]:
-        """What is appended after an answer; `ended_by` as of `TurnRenderer.after`."""
-        shown = self._cut(observation)
-        return self._renderer.after(ended_by, shown).ids
+    def after(self, ended_by: int | None, observation: str, parts: Sequence[str] = ()) -> tuple[int, ...]:
+        """What is appended after an answer.
+
+        Args:
+            ended_by: as of `TurnRenderer.after`.
+            observation: the text.
+            parts: the messages of which it consists, where those are several.
+        """
+        return self._renderer.after(ended_by, *map(self._cut, parts or [observation])).ids
 
     def _cut(self, observation: str) -> str:
         """The text, or its beginning and end where it has too many tokens."""

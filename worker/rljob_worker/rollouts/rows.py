@@ -36,7 +36,7 @@ def response_row(
     return {
         "ordinal": group.ordinal,
         "prompt_uid": prompt.uid,
-        "prompt": prompt.text if episode.opening is None else episode.opening.observation,
+        "prompt": prompt.text if episode.opening is None or prompt.token_ids else episode.opening.observation,
         "label": prompt.label,
         "sample": episode.sample,
         "response": episode.text,

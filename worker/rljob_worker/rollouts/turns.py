@@ -318,7 +318,7 @@ class Turns:
         end = Finish.ENVIRONMENT if answer.done else world.budget.next(tokens, turns)
         if isinstance(end, Finish):
             return episode.ended(turn, end)
-        ids = world.observations.after(episode.ended_by, answer.observation)
+        ids = world.observations.after(episode.ended_by, answer.observation, answer.parts)
         if not ids:
             empty = (
                 f"environment of {live.prompt.environment}, seed {live.prompt.seed}, step {turns}: its observation is "
@@ -331,7 +331,7 @@ class Turns:
     def _first(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]:
         assert prompt.environment is not None
         world = self._worlds[prompt.environment]
-        ids = world.observations.first(opening.observation)
+        ids = prompt.token_ids or world.observations.first(opening.observation)
         if isinstance(world.budget.next(len(ids), 0), Finish):
             raise JobError(
                 f"{prompt.environment}.environment: the first observation with seed {opening.seed} has {len(ids)} "

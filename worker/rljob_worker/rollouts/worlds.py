@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.quantities import to_number
-from rljob_api.spec import DataSource, Mode, TextEnvironmentSpec
+from rljob_api.spec import DataSource, Mode, TextEnvironmentSpec, ToolSpec
 from rljob_api.spec.episodes import EpisodeError
 from rljob_worker.data.chat import ChatTemplate, read_template
 from rljob_worker.data.sources import data_sources, evaluation_sources
-from rljob_worker.data.turns import Message, Render, TurnRenderer
+from rljob_worker.data.turns import OBSERVED_BY, TOOL, Message, Render, Schema, TurnRenderer
 from rljob_worker.environments.base import Began, EnvironmentFailure, Stepped
 from rljob_worker.environments.check import Checked, check_environment
 from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.place import environment_place
+from rljob_worker.environments.tools import ToolSource
 from rljob_worker.errors import UserError
 from rljob_worker.flow.turns import Budget
 from rljob_worker.models.generation_config import end_tokens
 from rljob_worker.rollouts.observations import Observations, check_room
 from rljob_worker.rollouts.turns import World
+from rljob_worker.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +37,8 @@ _LISTENED = 64
 """Episodes of which a trained tokenizer has its words."""
 _LISTENED_STEPS = 8
 _PATIENCE_SECONDS = 0.5
+_PARSER_SECONDS = 300.0
+"""For the import of vLLM, several at once on a busy machine."""
 
 
 class JobEnvironments:
@@ -67,6 +72,10 @@ class JobEnvironments:
         ]
         self._hosts: dict[tuple[str, bool], EnvironmentHosts] = {}
         """By the environment's settings, and whether they are apart from those of training."""
+        self._schemas: dict[str, list[Schema]] = {}
+        """Schemas of tools, by the settings alone."""
+        self._parsing: set[str] = set()
+        """Tools whose hosts read calls."""
         self._checked: dict[str, Checked] = {}
         self._trained = {field for field, _ in data_sources(spec)}
         for field, source in self._sources:
@@ -75,7 +84,7 @@ class JobEnvironments:
                 try:
                     self._check(source)
                 except UserError as error:
-                    raise UserError(f"{field}.{error}") from None
+                    raise UserError(_placed(field, error)) from None
             key = _key(source), self._apart(field)
             hosts = self._hosts[key] = self._hosts.get(key) or self._made(source.environment)
             if field in self._trained:
@@ -95,30 +104,46 @@ class JobEnvironments:
             listened.setdefault(_key(source), (field, source))
         for field, source in listened.values():
             assert source.environment is not None
-            assert source.seeds is not None
             examples = self._checked[_key(source)].examples
+            if source.seeds is None:
+                texts += [*examples, *self._tool_names(source)]
+                continue
             seeds = range(source.seeds.first, source.seeds.first + min(source.seeds.count, _LISTENED))
             with self._made(source.environment, per_process=_LISTENED, processes=1) as hosts:
                 texts += [*examples, *_said(hosts, seeds, examples, field)]
         return texts
+
+    def tools(self) -> dict[str, list[Schema]]:
+        """Schemas of the tools that a policy may call, by the place in the manifest of the source."""
+        return {field: self._schemas[key] for field, source in self._sources if (key := _key(source)) in self._schemas}
 
     def openings(self) -> dict[str, tuple[int, Began]]:
         """Seed and first observation with which each environment was tried, by the first source that has it."""
         found: dict[str, tuple[int, Began]] = {}
         for key, checked in self._checked.items():
             field, source = next(one for one in self._sources if _key(one[1]) == key)
+            if source.seeds is None:
+                continue
             began = checked.answers[0]
             assert isinstance(began, Began)
-            assert source.seeds is not None
             found[field] = source.seeds.first, began
         return found
 
-    def worlds(self, tokenizer: PreTrainedTokenizerBase, model_folder: Path) -> dict[str, World]:
+    def worlds(
+        self, tokenizer: PreTrainedTokenizerBase, model_folder: Path, first: Mapping[str, Prompt] | None = None
+    ) -> dict[str, World]:
         """Each source's environment and how its turns become tokens, by the source's place in the manifest.
 
+        Tools get the parser of their calls here, which reads by the model's tokenizer.
+
+        Args:
+            tokenizer: from the folder of the job's.
+            model_folder: with the model's generation config.
+            first: a prompt of each source with tools, by its place: they are tried with its row.
+
         Raises:
-            UserError: a chat template is one that a stream cannot follow, or what environments said when they were
-                tried leaves no room for answers.
+            UserError: a chat template is one that a stream cannot follow, what environments said when they were
+                tried leaves no room for answers, or calls of tools cannot be read.
         """
         episodes = self._spec.episodes
         if not self._sources or episodes is None:
@@ -128,11 +153,16 @@ class JobEnvironments:
         budget = Budget(episodes.max_turns, derived.max_tokens_per_turn(self._spec), episodes.max_tokens)
         found = {}
         for field, source in self._sources:
-            renderer = TurnRenderer(self._render(field, source, tokenizer), tokenizer, stops, _where(field, source))
-            system = None if source.chat is None else source.chat.system
             key = _key(source)
+            role = TOOL if key in self._schemas else OBSERVED_BY
+            render = self._render(field, source, tokenizer)
+            renderer = TurnRenderer(render, tokenizer, stops, _where(field, source), role)
+            system = None if source.chat is None else source.chat.system
             observations = Observations(renderer, tokenizer, episodes.max_observation_tokens, system)
-            check_room(field, observations, budget, self._checked[key].answers)
+            if key in self._schemas:
+                self._read_calls(field, source, str(tokenizer.name_or_path), (first or {}).get(field))
+            else:
+                check_room(field, observations, budget, self._checked[key].answers)
             found[field] = World(
                 self._hosts[key, self._apart(field)],
                 observations,
@@ -144,7 +174,8 @@ class JobEnvironments:
 
     def _render(self, field: str, source: DataSource, tokenizer: PreTrainedTokenizerBase) -> Render:
         if source.apply_chat_template:
-            return ChatTemplate(source, field, tokenizer, read_template(source, field)).conversation
+            tools = self._schemas.get(_key(source), ())
+            return ChatTemplate(source, field, tokenizer, read_template(source, field), tools).conversation
         assert self._spec.episodes is not None
         return plain(self._spec.episodes.before, self._spec.episodes.after)
 
@@ -154,7 +185,9 @@ class JobEnvironments:
     def _check(self, source: DataSource) -> None:
         environment, seeds = source.environment, source.seeds
         assert environment is not None
-        assert seeds is not None
+        if seeds is None:
+            self._check_tools(_key(source), environment)
+            return
         checked = check_environment(
             lambda: self._made(environment, processes=1, retries=0), (seeds.first, seeds.first + 1)
         )
@@ -164,15 +197,51 @@ class JobEnvironments:
             )
         self._checked[_key(source)] = checked
 
+    def _check_tools(self, key: str, environment: TextEnvironmentSpec) -> None:
+        """Import tools and have their schemas; no answer can be read before there is a tokenizer."""
+        with self._made(environment, processes=1, retries=0) as hosts:
+            hosts.start()
+            self._checked[key] = Checked(False, tuple(hosts.examples))
+            self._schemas[key] = hosts.schemas
+
+    def _tool_names(self, source: DataSource) -> list[str]:
+        return [str(schema["function"]["name"]) for schema in self._schemas[_key(source)]]
+
+    def _read_calls(self, field: str, source: DataSource, tokenizer: str, prompt: Prompt | None) -> None:
+        """Give tools the parser of their calls, and begin an episode with them."""
+        key, environment = _key(source), source.environment
+        assert environment is not None
+        if key not in self._parsing:
+            with self._made(environment, processes=1, retries=0, tokenizer=tokenizer) as hosts:
+                try:
+                    hosts.start()
+                except UserError as error:
+                    raise UserError(_placed(field, error)) from None
+            for place in [place for place in self._hosts if place[0] == key]:
+                self._hosts[place] = self._made(environment, tokenizer=tokenizer)
+            self._parsing.add(key)
+        if prompt is not None:
+            # Without the parser, whose import takes seconds.
+            with self._made(environment, processes=1, retries=0) as hosts:
+                hosts.begin(0, prompt.seed, prompt.options)
+                while hosts.outstanding:
+                    for _, answer in hosts.take(_PATIENCE_SECONDS):
+                        if isinstance(answer, EnvironmentFailure):
+                            raise UserError(f"{field}.environment: row {prompt.uid}: {answer.text}")
+
     def _made(
         self,
         environment: TextEnvironmentSpec,
         *,
+        tokenizer: str | None = None,
         processes: int | None = None,
         per_process: int | None = None,
         retries: int | None = None,
     ) -> EnvironmentHosts:
         source = source_of(environment)
+        if source.tools is not None and tokenizer is not None and self._spec.episodes is not None:
+            parser = self._spec.episodes.tool_parser
+            source = replace(source, tools=replace(source.tools, parser=parser, tokenizer=tokenizer))
         variables = dict(self._spec.environment.variables)
         variables |= {name: os.environ[name] for name in environment.environment if name in os.environ}
         place = environment_place(
@@ -190,7 +259,11 @@ class JobEnvironments:
             place,
             processes=processes or environment.processes or min(MAX_PROCESSES, os.cpu_count() or 1),
             per_process=per_process or environment.per_process,
-            deadlines=Deadlines(environment.reset_seconds, environment.step_seconds),
+            deadlines=Deadlines(
+                environment.reset_seconds,
+                environment.step_seconds,
+                *([_PARSER_SECONDS] if environment.tools is not None else []),
+            ),
             deterministic=derived.is_deterministic(environment),
             retries=retries,
         )
@@ -221,7 +294,20 @@ def source_of(environment: TextEnvironmentSpec) -> Source:
     """What names an environment, for its hosts."""
     gymnasium = environment.gymnasium
     settings = None if gymnasium is None else gymnasium.model_dump(mode="json", by_alias=True)
-    return Source(environment.name, environment.python, settings, environment.args)
+    tools = None if environment.tools is None else ToolSource(tuple(map(_tool, environment.tools)))
+    return Source(environment.name, environment.python, settings, tools, environment.args)
+
+
+def _tool(spec: ToolSpec) -> str | tuple[str, ...]:
+    if spec.python is not None:
+        return spec.python
+    assert spec.mcp is not None
+    return tuple(spec.mcp.command)
+
+
+def _placed(field: str, error: UserError) -> str:
+    """A message of an environment with the place of its source, unless it names another field."""
+    return str(error) if str(error).startswith("spec.") else f"{field}.{error}"
 
 
 def plain(before: str, after: str) -> Render:

@@ -1,0 +1,239 @@
+"""Tools as an environment: an answer's calls are made, and what they return is said to the policy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rljob_worker.data.turns import Schema
+from rljob_worker.environments.base import Replies
+from rljob_worker.environments.calls import CallReader, ToolCall, UnreadableCallError
+from rljob_worker.environments.mcp_tools import McpTools
+from rljob_worker.environments.python_tools import PythonTools, ToolError, python_tools
+from rljob_worker.errors import UserError
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+
+MAX_CALLS = 16
+"""In one answer; further ones are not made."""
+_MAX_EXAMPLES = 64
+_HERMES = "hermes"
+_SAMPLES: Mapping[str, object] = {
+    "string": "a", "integer": 1, "number": 0.5, "boolean": True, "array": [], "object": {}, "null": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSource:
+    """Tools by their names."""
+
+    tools: tuple[str | tuple[str, ...], ...]
+    """Each `package.module:NAME` or `FILE.py:NAME`, or the command of an MCP server."""
+    parser: str | None = None
+    """vLLM's, by name; None: the tools are looked at, and no answer is read."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer that the parser gets."""
+
+
+class Toolbox:
+    """Makes an environment for each episode, of tools that were looked at once.
+
+    Args:
+        source: of the tools.
+        reach: as of `load_named`.
+
+    Raises:
+        UserError: a tool or the parser cannot be used, or the policy's tokenizer cannot write a call.
+    """
+
+    def __init__(self, source: ToolSource, reach: str) -> None:
+        self.groups = [_group(one, f"environment.tools[{place}]", reach) for place, one in enumerate(source.tools)]
+        self._owners: dict[str, int] = {}
+        schemas: dict[str, Schema] = {}
+        for place, group in enumerate(self.groups):
+            for name, schema in group.schemas.items():
+                if name in schemas:
+                    raise UserError(
+                        f"environment.tools[{place}]: a tool {name!r} is there already, in environment.tools"
+                        f"[{self._owners[name]}]: a call could not tell them apart"
+                    )
+                schemas[name], self._owners[name] = schema, place
+        self.schemas = list(schemas.values())
+        """Chat templates get these."""
+        self._validators = {name: _validator(schema["function"]["parameters"]) for name, schema in schemas.items()}
+        self.examples = list(itertools.islice(_examples(self.schemas), _MAX_EXAMPLES))
+        """Calls whose arguments are all enumerated, as `hermes` reads them."""
+        self.reader: CallReader | None = None
+        if source.parser is not None:
+            assert source.tokenizer is not None
+            self.reader = CallReader(source.parser, source.tokenizer, self.schemas)
+            if source.parser == _HERMES:
+                self._check_writable(self.reader)
+
+    def close(self) -> None:
+        """End the servers."""
+        for group in self.groups:
+            if isinstance(group, McpTools):
+                group.close()
+
+    def __call__(self) -> ToolEnvironment:
+        """An episode's environment."""
+        return ToolEnvironment(self)
+
+    def owner(self, name: str) -> int | None:
+        """Place in `groups` of a tool; None: there is no such tool."""
+        return self._owners.get(name)
+
+    def fault(self, call: ToolCall) -> str | None:
+        """The fault of a call that a policy wrote; None: it can be made."""
+        if call.name not in self._owners:
+            return f"there is no tool {call.name!r}; there are {', '.join(self._owners)}"
+        if not isinstance(call.arguments, dict):
+            return f"the arguments of {call.name} are no object"
+        from jsonschema.exceptions import best_match
+
+        error = best_match(self._validators[call.name].iter_errors(call.arguments))
+        if error is None:
+            return None
+        place = "".join(f".{part}" for part in error.absolute_path)
+        return f"the arguments of {call.name} do not fit: {place.lstrip('.') + ': ' if place else ''}{error.message}"
+
+    def _check_writable(self, reader: CallReader) -> None:
+        """Refuse a tokenizer that turns a call into something else: no policy could ever make one."""
+        tokenizer = reader.tokenizer
+        for schema in self.schemas:
+            text = next(_examples([schema]), None) or _written(schema, _sample(schema))
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            back = str(tokenizer.decode(ids, skip_special_tokens=False))
+            try:
+                calls = reader.read(back)
+            except UnreadableCallError:
+                calls = []
+            if not calls or self.fault(calls[0]) is not None:
+                name = schema["function"]["name"]
+                raise UserError(
+                    f"environment.tools: the model's tokenizer cannot write a call of {name}: {text} becomes {back!r} "
+                    "in its tokens; a tokenizer that is trained on words knows calls whose parameters are all "
+                    "Literal: take model.random.tokenizer.kind: Bpe, or such parameters"
+                )
+
+
+class ToolEnvironment:
+    """One episode. An answer without a call is the last one.
+
+    Args:
+        box: the tools.
+    """
+
+    def __init__(self, box: Toolbox) -> None:
+        self._box = box
+        self._held: list[object] = []
+
+    def reset(self, *, seed: int, options: Mapping[str, object]) -> tuple[str, dict[str, float]]:
+        """Begin with the columns of a row; the prompt is the row's, and nothing is said."""
+        del seed
+        for group in self._box.groups:
+            self._held.append(held := group.make())
+            group.reset(held, options)
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, float]]:
+        """Make an answer's calls.
+
+        Raises what a tool raises, ValueError where one returns what is no text, and GoneError where a server ended.
+        """
+        assert self._box.reader is not None
+        try:
+            calls = self._box.reader.read(action)
+        except UnreadableCallError as error:
+            said = f"error: the call cannot be read: {error}"
+            return Replies.of([said]), 0.0, False, False, {"valid": 0.0, "tool_calls": 0.0, "tool_errors": 1.0}
+        if not calls:
+            return "", 0.0, True, False, {"valid": 1.0, "tool_calls": 0.0, "tool_errors": 0.0}
+        faults = [self._box.fault(call) for call in calls[:MAX_CALLS]]
+        failed = 0
+        replies = []
+        for call, fault in zip(calls[:MAX_CALLS], faults):
+            try:
+                replies.append(self._call(call) if fault is None else f"error: {fault}")
+            except ToolError as error:
+                failed += 1
+                replies.append(f"error: {error}")
+        if len(calls) > MAX_CALLS:
+            replies.append(f"error: {len(calls)} calls in one answer: {MAX_CALLS} at most, the others were not made")
+        made = faults.count(None)
+        values = {
+            "valid": float(made == len(calls)),
+            "tool_calls": float(made),
+            "tool_errors": float(len(calls) - made + failed),
+        }
+        return Replies.of(replies), 0.0, False, False, values
+
+    def close(self) -> None:
+        """Close the objects that have a `close`."""
+        for held in self._held:
+            close = getattr(held, "close", None)
+            if callable(close):
+                with suppress(Exception):
+                    close()
+        self._held.clear()
+
+    def _call(self, call: ToolCall) -> str:
+        place = self._box.owner(call.name)
+        assert place is not None
+        assert isinstance(call.arguments, dict)
+        return self._box.groups[place].call(self._held[place], call.name, call.arguments)
+
+
+def _group(tool: str | tuple[str, ...], field: str, reach: str) -> PythonTools | McpTools:
+    if isinstance(tool, str):
+        return python_tools(tool, f"{field}.python", reach)
+    return McpTools(tool, f"{field}.mcp")
+
+
+def _validator(parameters: Schema) -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator({"additionalProperties": False, **_nullable(parameters)})
+
+
+def _nullable(schema: Schema) -> Schema:
+    """transformers writes OpenAPI's `nullable`, which JSON Schema does not know."""
+    properties = {
+        name: {"anyOf": [value, {"type": "null"}]} if value.get("nullable") else value
+        for name, value in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties}
+
+
+def _examples(schemas: Sequence[Schema]) -> Iterator[str]:
+    """Calls of tools whose required parameters are all enumerated."""
+    for schema in schemas:
+        parameters = schema["function"]["parameters"]
+        required = parameters.get("required", [])
+        choices = [parameters["properties"][name].get("enum") for name in required]
+        if all(choices):
+            for values in itertools.product(*choices):
+                yield _written(schema, dict(zip(required, values)))
+
+
+def _sample(schema: Schema) -> dict[str, object]:
+    parameters = schema["function"]["parameters"]
+    found: dict[str, object] = {}
+    for name in parameters.get("required", []):
+        one = parameters["properties"][name]
+        kind = one.get("type", "string")
+        first = kind[0] if isinstance(kind, list) else kind
+        found[name] = one["enum"][0] if "enum" in one else _SAMPLES.get(first, "a")
+    return found
+
+
+def _written(schema: Schema, arguments: Mapping[str, object]) -> str:
+    """A call as `hermes` reads it, without blanks: a tokenizer of words has it as one."""
+    call = {"name": schema["function"]["name"], "arguments": arguments}
+    return f"<tool_call>{json.dumps(call, separators=(',', ':'), ensure_ascii=False)}</tool_call>"
