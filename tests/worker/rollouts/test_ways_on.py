@@ -18,7 +18,8 @@ from rljob_api.wire.run_status import ResumeChanges
 from rljob_api.wire.step_record import Changed, StepRecord
 from rljob_worker.checkpoints.recovery import Recovery
 from rljob_worker.checkpoints.run_folder import RunFolder
-from rljob_worker.cli.run import _row, _without_rows
+from rljob_worker.cli.run import _row
+from rljob_worker.cli.sweep import without_rows
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
@@ -135,7 +136,7 @@ def test_a_row_that_is_not_there_is_named(skip: list[Any], message: str, make: C
 
 
 def test_rows_of_the_command_line() -> None:
-    given = _without_rows(job(data={"path": "a", "skip": [3]}), [_row("9"), _row("sums/4"), 3])
+    given = without_rows(job(data={"path": "a", "skip": [3]}), [_row("9"), _row("sums/4"), 3])
     assert given.spec.data.skip == [3, 9, "sums/4"]
     with pytest.raises(Exception, match="'x' is no row"):
         _row("x")
