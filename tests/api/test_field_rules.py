@@ -41,7 +41,6 @@ ALONE = [
 """One trainer and one engine."""
 EPISODES = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}",
             "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512}"]  # fmt: skip
-JUDGE = "{name: a, endpoint: {url: 'http://judge:8000/v1', model: m}}"
 LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}"]
 """Data that is an environment."""
 PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
@@ -69,13 +68,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*EPISODES, "rollout.partial={}"], ["spec.rollout.partial"]),
     ([*EPISODES, "rollout.tail={}"], ["spec.rollout.tail"]),
     (LAKE, ["spec.episodes"]),
-    (["reward={name: judge}"], ["spec.reward.name"]),
-    ([f"judges=[{JUDGE}]"], ["spec.judges[0]"]),
-    (["reward={name: judge}", f"judges=[{JUDGE}, {JUDGE.replace('name: a', 'name: b')}]"], ["spec.reward.args"]),
-    (["reward={name: judge, args: {judge: c}}", f"judges=[{JUDGE}]"], ["spec.reward.args.judge", "spec.judges[0]"]),
-    (["reward={name: judge, network: false}", f"judges=[{JUDGE}]"], ["spec.reward.network"]),
-    (["reward={name: judge}", f"judges=[{JUDGE}]", "judges[0].requestSeconds=400"], ["spec.judges[0].requestSeconds"]),
-    (["reward={name: judge}", f"judges=[{JUDGE}]", "judges[0].verdict={values: {good: 1}}"], ["spec.judges[0].prompt"]),
     (["episodes={maxTurns: 4, maxTokens: 9000}"], ["spec.episodes"]),
     (["data={seeds: {count: 8}}"], ["spec.data.environment", "spec.reward.name"]),
     (["data.environment={name: Sokoban}"], ["spec.data.environment", "spec.episodes"]),

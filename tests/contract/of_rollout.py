@@ -179,7 +179,7 @@ _ASCEND = (
         "vllm_ascend/ops/linear.py",
         _RELOAD,
         "nothing with NZ off: dense layers keep the checkpoint's layout and take weights in place",
-        spelled="_same_layout",
+        spelled="same_layout",
     ),
     _ascend(
         Kind.TEXT,
@@ -187,7 +187,7 @@ _ASCEND = (
         _FUSED_MOE,
         _RELOAD,
         "experts have a layout of their own, so they are loaded beside and repacked",
-        spelled="_same_layout",
+        spelled="same_layout",
     ),
     _ascend(Kind.ATTRIBUTE, "AscendConfig.weight_nz_mode", _NPU_CONFIG, _PLATFORMS, "layout of weights; 0 is plain"),
     _ascend(Kind.ATTRIBUTE, "AscendConfig.enable_fused_mc2", _NPU_CONFIG, "rules/devices.py", "forces the NZ layout"),

@@ -65,7 +65,7 @@ class Build:
         name, value = instruction
         if name == "ARG":
             argument, _, default = value.partition("=")
-            self.variables[argument] = self.given.get(argument, default)
+            self.variables[argument] = self.given.get(argument, default.strip('"'))
         elif name == "COPY":
             self._copy(value.split())
         elif name == "RUN":
