@@ -92,8 +92,8 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an observation closes the turn in which it stands",
         f"{_WORKER}/data/turns.py",
-        "        text, broken = self._unspecial(observation)\n",
-        "        text, broken = observation, 0\n",
+        "        texts = [self._unspecial(one) for one in observed]\n",
+        "        texts = [(one, 0) for one in observed]\n",
         f"{_DELTAS} -k special_token",
     ),
     Fault(

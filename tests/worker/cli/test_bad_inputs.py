@@ -345,7 +345,7 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     ),
     (
         ["run", JOB, "--only", "rollout", "--checkpoint", "%/nothing"],
-        "%/nothing: not a run folder (it has no run.json)",
+        "--checkpoint: %/nothing is no run folder and no checkpoint of one (step-N)",
     ),
     (["doctor", "%/pipe.yaml"], "is a pipe that was not written to its end"),
     (["doctor", "--ray", "a host"], "--ray: 'a host' is no address of a Ray cluster"),
