@@ -85,3 +85,8 @@ class Piece(TensorSlice):
     """Store a shard of the same shape into the parameter, casting to its dtype."""
     primary: bool = True
     """Over the ranks of a job, the primary pieces cover each tensor exactly once."""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The same number for all tensors over one storage, while it lives; on `meta` too, where no address is told."""
+    return tensor.untyped_storage()._cdata

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from rljob_worker.errors import UserError
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.tensor_slice import TensorSlice, storage_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,11 +97,11 @@ def checkpoint_views(model: nn.Module) -> list[CheckpointView]:
     from transformers.core_model_loading import revert_weight_conversion
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    owners = {_storage(parameter): name for name, parameter in parameters.items()}
+    owners = {storage_of(parameter): name for name, parameter in parameters.items()}
     found: Mapping[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", model), dict(parameters))
     views = []
     for name, tensor in found.items():
-        owner = owners.get(_storage(tensor))
+        owner = owners.get(storage_of(tensor))
         if owner is None:
             raise UserError(f"tensor {name} of a checkpoint would be a copy, not a view, of the model's parameters")
         row = math.prod(parameters[owner].shape[1:])
@@ -141,7 +141,3 @@ def check_headers(
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UserError(f"{where}: " + "; ".join(problems[:5]) + more)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

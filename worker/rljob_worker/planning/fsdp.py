@@ -22,6 +22,7 @@ from rljob_worker.models.transformers_model import TransformersModel, elements
 from rljob_worker.planning.activations import PassBytes, all_logits_bytes, head_work, logits_bytes, loss_chunks
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState
+from rljob_worker.tensor_slice import storage_of
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.optimizer import BUCKET_ELEMENTS
 
@@ -190,7 +191,7 @@ class _Walk:
 
     def __init__(self, model: HfModel) -> None:
         self._model = model
-        self._own = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._own = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._kept: dict[int, Tensor] = {}
         self._total = 0
         self._layers: list[int] = []
@@ -218,12 +219,8 @@ class _Walk:
         return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers), plain_head(self._model))
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage not in self._own and storage not in self._kept:
             self._kept[storage] = tensor
             self._total += tensor.untyped_storage().nbytes()
         return tensor
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import storage_of
 from rljob_worker.upstream.vllm_types import AdaptedLayer, AdapterManager, ModelConfig
 from rljob_worker.weightsync.vllm_layout import Copy, Places, View
 
@@ -132,9 +133,9 @@ class _Trace(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._owner, self._copies = owner, copies
-        self._places = {_storage(tensor): name for name, tensor in owner.stacked.items()}
+        self._places = {storage_of(tensor): name for name, tensor in owner.stacked.items()}
         self._given = {
-            _storage(tensor): f"{part}.{kind}"
+            storage_of(tensor): f"{part}.{kind}"
             for part, pair in zip(parts, given, strict=True)
             if pair is not None
             for kind, tensor in zip((A, B), pair, strict=True)
@@ -155,12 +156,8 @@ class _Trace(TorchDispatchMode):
             target, source = args[:2]
             assert isinstance(target, torch.Tensor)
             assert isinstance(source, torch.Tensor)
-            place, name = self._places.get(_storage(target)), self._given.get(_storage(source))
+            place, name = self._places.get(storage_of(target)), self._given.get(storage_of(source))
             if place is not None and name is not None:
                 self._copies[name].append(Copy(self._owner.name, place, View.of(source), View.of(target)))
                 self._owner.tensors.add(name)
         return func(*args, **(kwargs or {}))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

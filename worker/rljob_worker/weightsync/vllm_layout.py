@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import Part
+from rljob_worker.tensor_slice import Part, storage_of
 from rljob_worker.upstream.patch import put
 from rljob_worker.upstream.vllm_types import AttentionLayer, ModelConfig
 
@@ -485,10 +485,10 @@ class _Trace(TorchDispatchMode):
         from vllm.model_executor.model_loader.reload import layerwise
 
         called: set[str] = set()
-        self._given = {_storage(tensor): name for name, tensor in given.items()}
+        self._given = {storage_of(tensor): name for name, tensor in given.items()}
         for name, module in self._modules.items():
             for own, parameter in module.module.named_parameters(recurse=False):
-                self._parameters[_storage(parameter)] = (name, own)
+                self._parameters[storage_of(parameter)] = (name, own)
                 put(parameter, weight_loader=self._traced(layerwise._get_original_loader(parameter), called))
         model.load_weights(iter(given.items()))
         # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
@@ -501,7 +501,7 @@ class _Trace(TorchDispatchMode):
         @functools.wraps(original)
         def online_process_loader(param: torch.Tensor, *args: object, **kwargs: object) -> object:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-            called.update(self._given[_storage(tensor)] for tensor in tensors if _storage(tensor) in self._given)
+            called.update(self._given[storage_of(tensor)] for tensor in tensors if storage_of(tensor) in self._given)
             with self:
                 return original(param, *args, **kwargs)
 
@@ -520,7 +520,7 @@ class _Trace(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
-            place = self._parameters.get(_storage(args[0]))
+            place = self._parameters.get(storage_of(args[0]))
             if place is not None:
                 self._note(func, place, args[0], args[1:])
         return func(*args, **(kwargs or {}))
@@ -536,7 +536,7 @@ class _Trace(TorchDispatchMode):
             module.fills.append((place[1], View.of(target), value))
             return
         source = args[0] if func is torch.ops.aten.copy_.default else None
-        name = self._given.get(_storage(source)) if isinstance(source, torch.Tensor) else None
+        name = self._given.get(storage_of(source)) if isinstance(source, torch.Tensor) else None
         if name is None or not isinstance(source, torch.Tensor):
             raise WeightSyncError(f"the loader of the engine's {'.'.join(place)} does more than copy: {func}")
         module.tensors.add(name)
@@ -561,10 +561,6 @@ def _check_complete(modules: Mapping[str, Module], elements: Mapping[str, int]) 
             if id(parameter) not in loaded:
                 raise WeightSyncError(f"the engine's {module.name}.{own} was not loaded")
     return waiting
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _find_tables(modules: Iterable[Module]) -> None:
