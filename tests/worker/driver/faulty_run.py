@@ -3,7 +3,7 @@
 {"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01, "signal": 9}
     SIGKILL, or the signal given, to the named process so long after the phase of that step began (`driver`: this one,
     `reward`: a scoring process, `environment`: one that holds environments). An event `kill` says in which phase the
-    job was at that instant.
+    job was at that instant, and which step's fault it is: after its delay the job may be in the next step.
 {"do": "sleep", "before": "wake_up", "step": 2, "seconds": 0.2}
     The driver sleeps before that phase begins, outside every phase.
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
@@ -83,10 +83,12 @@ def install(faults: list[dict[str, Any]]) -> None:
                 ray.get(current["engine"].__ray_call__.remote(flip_one_bit))
             elif fault.get("phase") == name:
                 strikes.append(fault)
+        # A step may have a phase twice (`update_weights`, where experts change devices), and its fault once.
+        faults[:] = [fault for fault in faults if fault not in strikes]
         write_phase(self, name, gap, **lane)
         for fault in strikes:
-            if fault["do"] == "stall":
-                # It stands before the phase asks it for anything.
+            if fault["do"] == "stall" or (fault["process"] == "driver" and "delay" not in fault):
+                # It stands before the phase asks it for anything; a driver's thread could come after the phase.
                 strike(self, fault)
             else:
                 threading.Thread(target=strike, args=(self, fault), daemon=True).start()
@@ -100,7 +102,7 @@ def install(faults: list[dict[str, Any]]) -> None:
             stands = f"until grep -q '^State:.T' /proc/{pid}/status; do [ -d /proc/{pid} ] || exit; sleep 0.02; done"
             wake = f"{stands}; sleep {fault['seconds']}; kill -{fault.get('then', 'CONT')} {pid}"
             subprocess.Popen(["/bin/sh", "-c", wake], start_new_session=True, stdout=subprocess.DEVNULL)
-        log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
+        log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current, fault_of=fault["step"])
         os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else fault.get("signal", signal.SIGKILL))
 
     def confined_process(module: str) -> int:

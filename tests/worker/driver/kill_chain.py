@@ -60,8 +60,10 @@ class Chain:
             # Another one takes its place: the driver is killed in the next step.
             faults.append({"do": "kill", "process": "driver", "phase": "actor_train", "step": step + 1})
         code, output = self.go_on(faults, *([IMPATIENT] if cell.column == "SIGSTOP" else []))
-        done = [event for event in events(self.run_folder) if event["event"] == "kill"][-len(faults)]
-        assert (done["process"], done["step"]) == (cell.process, step - 1), "the fault of an earlier start"
+        killed = [event for event in events(self.run_folder) if event["event"] == "kill"]
+        of_cell = [event for event in killed if (event["process"], event["fault_of"]) == (cell.process, step)]
+        assert len(of_cell) == 1, output
+        done = of_cell[0]
         self._check_the_end(cell, code, output, done)
         return str(done["alive"])
 
@@ -82,7 +84,7 @@ class Chain:
             self._check_the_deadline(cell, code, output, done)
         elif cell.process in REPLACED:
             assert code != 0, output
-            assert events(self.run_folder)[-1]["step"] > done["step"], "the run did not outlive the process"
+            assert events(self.run_folder)[-1]["step"] >= done["fault_of"], "the run did not outlive the process"
         else:
             assert code != 0, output
             assert cell.process == "driver" or f"{cell.process} died" in output, output
