@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cel_expr_python import cel
+from cel_expr_python.ext import ext_optional
 
 from rljob_api.crd import custom_resource_definition
 from rljob_api.spec import AlgorithmSpec
@@ -23,7 +24,8 @@ def root_schema() -> Node:
 
 @functools.cache
 def compile_rule(rule: str) -> Any:
-    environment = cel.NewEnv(variables={"self": cel.Type.DYN, "oldSelf": cel.Type.DYN})
+    variables = {"self": cel.Type.DYN, "oldSelf": cel.Type.DYN}
+    environment = cel.NewEnv(variables=variables, extensions=[ext_optional.ExtOptional()])
     return environment.compile(rule)
 
 

@@ -60,11 +60,11 @@ RULES: tuple[Rule, ...] = (
     *CLUSTER,
 )
 
-_IDLE = "(!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase in ['Pending', 'Suspended'])"
-_FRESH = f"({_IDLE} && (!has(oldSelf.status) || !has(oldSelf.status.attempts) || size(oldSelf.status.attempts) == 0))"
-_STATUS_WRITE = "(has(self.status) && (!has(oldSelf.status) || self.status.writes != oldSelf.status.writes))"
+_IDLE = "oldSelf.?status.?phase.orValue('Pending') in ['Pending', 'Suspended']"
+_FRESH = f"({_IDLE} && size(oldSelf.?status.?attempts.orValue([])) == 0)"
 _PATH = "(has({0}.spec.checkpoint) && has({0}.spec.checkpoint.path) ? {0}.spec.checkpoint.path : '')"
 _SAME_PATH = f"{_PATH.format('self')} == {_PATH.format('oldSelf')}"
+_STATUS_WRITE = "(has(self.status) && self.?status.?writes != oldSelf.?status.?writes)"
 _ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 
 
@@ -153,15 +153,23 @@ def _unchanged_but(path: str, field: BlockField, changeable: Sequence[str]) -> s
 
 
 def _same_below(path: str, name: str, field: BlockField) -> str:
-    """A field of a block that either object may lack: a block that is left out has the defaults of its fields."""
+    """A field of a block that either object may lack: a block that is left out has the defaults of its fields.
+
+    The API server bounds an expression's cost by the sizes in the schema, and knows none of an optional value: those
+    of numbers alone are compared as such.
+    """
     below = f"{path}.{name}"
     default = None if field.block is not None and not field.many else _default(field)
+    parent, _, block = path.rpartition(".")
+    maybe = f"{parent}.?{block}.?{name}"
+    if isinstance(default, int | float):
+        return f"self.{maybe}.orValue({_literal(default)}) == oldSelf.{maybe}.orValue({_literal(default)})"
     if default is not None and not isinstance(default, list | dict):
         mine, its = (f"(has({one}.{path}) ? {one}.{below} : {_literal(default)})" for one in ("self", "oldSelf"))
         return f"{mine} == {its}"
-    filled = " && size({0}.{1}) > 0" if isinstance(default, list) else ""
-    mine, its = (f"(has({one}.{path}) && has({one}.{below}){filled.format(one, below)})" for one in ("self", "oldSelf"))
-    return f"({mine} == {its} && (!{mine} || self.{below} == oldSelf.{below}))"
+    there = f"size({maybe}.orValue([])) > 0" if isinstance(default, list) else f"{maybe}.hasValue()"
+    mine, its = (there.replace(maybe, f"{one}.{maybe}") for one in ("self", "oldSelf"))
+    return f"({mine} ? {its} && self.{below} == oldSelf.{below} : !({its}))"
 
 
 def _default(field: BlockField) -> Any:
