@@ -70,7 +70,8 @@ def build(output: Path) -> int:
     """Build the site; MkDocs' exit code, which is not 0 where it warned of anything."""
     with tempfile.TemporaryDirectory(prefix="rljob-site-") as scratch:
         stage(Path(scratch) / "pages")
-        shutil.copyfile(Path(__file__).with_name("mkdocs.yml"), Path(scratch) / "mkdocs.yml")
+        for name in ("mkdocs.yml", "site_hooks.py"):
+            shutil.copyfile(Path(__file__).with_name(name), Path(scratch) / name)
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(output.resolve())]
         quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         done = subprocess.run(command, cwd=scratch, env=quiet, timeout=600, stderr=subprocess.PIPE, text=True)
