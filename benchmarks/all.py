@@ -52,7 +52,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one benchmark printed."""
+    """Output of one benchmark."""
 
     command: str
     rows: Sequence[str]
@@ -88,7 +88,7 @@ def run(command: Sequence[str]) -> Outcome:
 
 
 def commit() -> str:
-    """Of the code that was measured."""
+    """Commit of the code that was measured."""
     git = ("git", "-C", str(FOLDER))
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What ranks lose by waiting for one another, by arithmetic: work of the slowest against the mean of all.
+"""Loss from ranks that wait for one another, by arithmetic: work of the slowest against the mean of all.
 
 Responses of log-normal lengths and prompts of 200 tokens; work of Qwen3-4B, products and causal attention. Ranks that
 exchange experts wait at each micro-batch, others at the end of the update. Beside it, what padded rectangles lost.

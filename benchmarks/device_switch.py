@@ -1,4 +1,4 @@
-"""What a switch costs on the device: sleep and wake against a pinned copy, sharing weights against a device copy.
+"""Device time of a switch: sleep and wake against a pinned copy, sharing weights against a device copy.
 
     python benchmarks/device_switch.py --device npu|cuda|cpu [--mode preload] [--gibibytes 8] [--repeats 5]
 
@@ -204,7 +204,7 @@ def share(device: Device, memory: SleepingMemory | None, layers: int, repeats: i
 
 
 def start_as_trainer(profile: Profile, mode: MemorySaverMode) -> None:
-    """What the loader and the allocator read when a process starts cannot be set later."""
+    """Restart with the variables that the loader and the allocator read only when a process starts."""
     wanted = device_memory_variables(profile, mode)
     if missing := {name: value for name, value in wanted.items() if name not in os.environ}:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | missing)

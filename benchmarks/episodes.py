@@ -1,4 +1,4 @@
-"""What a small random model learns of an environment in minutes: held-out success, a control, the best fixed list.
+"""Learning of a small random model in an environment: held-out success, a control, the best fixed list, in minutes.
 
 Each task is an example, run as it is for each seed of noise and model. Beside it stand what the untrained model
 reaches, what a model reaches whose rewards are dealt to other episodes of the group (`dealt_anew.py`), and the best of
@@ -37,7 +37,7 @@ DEALT = Path(__file__).with_name("dealt_anew.py")
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned.
+    """A task to learn.
 
     Attributes:
         success: held out, at least.

@@ -1,4 +1,4 @@
-"""What benchmarks find, in one manner: a row of a Markdown table each, and exit code 1 when one misses its limit."""
+"""Figures of benchmarks, in one manner: a row of a Markdown table each, and exit code 1 when one misses its limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Figure:
     at_most: bool = False
     """The limit is the highest value that passes, not the lowest."""
     note: str = ""
-    """What the ratio was made of."""
+    """The parts of the ratio."""
 
     @property
     def passes(self) -> bool:

@@ -56,7 +56,7 @@ def seconds_of(record: StepRecord) -> float:
 
 
 def busy(record: StepRecord) -> list[float]:
-    """What each lane did in a step."""
+    """Busy seconds of each lane in a step."""
     lanes = (record.phases, *record.lanes.values())
     return [sum(s for name, s in phases.items() if name not in (*WAITS, "checkpoint")) for phases in lanes]
 

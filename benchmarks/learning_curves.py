@@ -1,4 +1,4 @@
-"""What jobs have learned after equally many trained samples, partial rollout and tail batching against none.
+"""Learning of jobs after equally many trained samples, partial rollout and tail batching against none.
 
 All sides are real jobs of one example (`examples/partial.yaml`, with and without its `rollout.partial`, and with
 `rollout.tail`), of the same model, prompts and seed. What is compared is the mean reward on held-out prompts, which

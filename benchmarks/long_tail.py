@@ -53,7 +53,7 @@ SIZE = Size(hidden=128, ffn=384, layers=4, heads=4, head_dim=32)
 """Small: with more parameters a CPU spends most of a step in training, and a job on devices in generation."""
 REACHES = 0.85
 FULL_TOKENS, FULL_STEPS, FULL_SKIPPED = 128, 8, 3
-"""Of the job that has all places busy all the time."""
+"""Response tokens, steps and skipped steps of the job that has all places busy all the time."""
 DEFERRED = 0.2
 """`rollout.tail.deferLongest`: every fifth step is a long one."""
 
@@ -77,7 +77,7 @@ class Setting:
     """Least ratio of the synchronous job's seconds to those of partial rollout."""
 
     def mean_lengths(self) -> list[float]:
-        """Of each class, so that responses cut at `longest` have their mean at `longest / skew`."""
+        """Mean length of each class, so that responses cut at `longest` have their mean at `longest / skew`."""
         wanted = self.longest / self.skew
         shape = [math.exp(self.sigma * NormalDist().inv_cdf((i + 0.5) / CLASSES)) for i in range(CLASSES)]
         low, high = 1e-3, 1e6
@@ -212,7 +212,7 @@ class Measured:
     """Without the checkpoint after the last step."""
     rollout: np.ndarray
     lengths: list[list[int]]
-    """Of the samples that were trained on."""
+    """Lengths of the samples that were trained on."""
     carried: float
     """Tokens of responses that a step leaves to the next, in the mean."""
 

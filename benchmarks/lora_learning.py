@@ -1,4 +1,4 @@
-"""What adapters learn in as many steps as all parameters do, from a model that has begun to learn.
+"""Learning of adapters in as many steps as of all parameters, from a model that has begun to learn.
 
 All sides are real jobs of the quickstart with FSDP. A run of `--before` steps trains all parameters; its export is the
 model that three others start from: one trains all parameters again, one adapters of rank 8, and one adapters that stay

@@ -45,7 +45,7 @@ class Shape:
     HEADS, GROUPS, HEAD_DIM = 4, 2, 32
 
     def config(self) -> dict[str, object]:
-        """As Hugging Face has it."""
+        """The model's config as Hugging Face has it."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -85,13 +85,13 @@ class Shape:
 
 QWEN3_4B = Shape(layers=36, hidden=64, ffn=128, vocabulary=512)
 FOUR_TIMES = Shape(layers=144, hidden=32, ffn=64, vocabulary=512)
-"""As many bytes a layer as a fourth of the other's."""
+"""A fourth of the other's bytes a layer."""
 BUCKETS = 37
 """About as many as Qwen3-4B has of 256 MiB."""
 
 
 class NoSum:
-    """Of anything."""
+    """Checksum of nothing."""
 
     def add(self, tensor: torch.Tensor) -> None: ...
 
@@ -136,7 +136,7 @@ class NullDevice(CpuDevice):
         return [0] * len(begun)
 
     def remove_files(self) -> None:
-        """Of what was made here."""
+        """Remove the files that were made here."""
         for name in self._names.values():
             Path(name).unlink(missing_ok=True)
 
@@ -149,7 +149,7 @@ class NullDeviceExtension(WeightLandingExtension):
 
 
 def engine_process(folder: str, model: str, pipe: Connection) -> None:
-    """A real vLLM engine that takes each version it is told of."""
+    """A real vLLM engine that takes each version announced to it."""
     import vllm._custom_ops as ops
     from vllm import LLM
 

@@ -190,7 +190,7 @@ def limit(what: str, value: float, limit: float, against: str = "its limit") -> 
 
 
 def counted_side(count: int) -> list[Figure]:
-    """What the operator asks of the API server, counted by a proxy between them."""
+    """Requests of the operator to the API server, counted by a proxy between them."""
     print(f"{count} RLJobs, requests counted", flush=True)
     with control_plane() as plane:
         proxy = FaultProxy(plane)

@@ -29,7 +29,8 @@ def split_evenly(lengths: IntArray, parts: int) -> list[IntArray]:
 
 
 def group_by_tokens(lengths: IntArray, order: IntArray, max_tokens: int) -> list[IntArray]:
-    """Of all cuts of `order` (longest first) into groups of at most `max_tokens` padded tokens, that with the least."""
+    """The cut of `order` (longest first) into groups of at most `max_tokens` padded tokens that has the least of
+    them."""
     sizes = lengths[order]
     count = len(sizes)
     if count and count * sizes[0] <= max_tokens and sizes[0] == sizes[-1]:
@@ -109,7 +110,7 @@ class PaddedSide:
         return [Update(rectangles, int(packed.responses.sum()), len(packed))]
 
     def train(self, batch: TrainBatch, *step: Any) -> None:
-        """As the trainer's own."""
+        """Same as the trainer's own."""
         self._trainer._planned = (batch, self.plan(batch))
         self._model.rotary_pos_emb = self._rotary.inner
         self._pipeline._step = self._step

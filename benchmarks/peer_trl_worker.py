@@ -185,7 +185,7 @@ def fixed_batch(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """What TRL's trainer makes of responses: prompts padded on the left, responses on the right."""
+    """Responses as TRL's trainer collates them: prompts padded on the left, responses on the right."""
     import torch
 
     prompts = [torch.tensor(sample["prompt"]) for sample in samples]

@@ -5,8 +5,8 @@
 One ClusterQueue of 128 NPUs with `withinClusterQueue: LowerPriority`. Training jobs of 8 to 64 NPUs and 1 to 8 hours
 arrive every half hour on average, and save every 5 to 40 minutes; urgent jobs of 8 to 32 NPUs and 10 to 60 minutes
 take their places. The same days are lived three times: as Kueue orders candidates (pkg/scheduler/preemption/common/
-ordering.go: lower effective priority first, then the one admitted last; taken until the new one fits, then given back
-in reverse order where it still fits), the same with the operator's `priority_boost`, which knows what was so ten
+ordering.go: lower effective priority first, then the one admitted last; taken until the new one fits, then given
+back in reverse order where it still fits), the same with the operator's `priority_boost`, which has the state of ten
 seconds ago, and with a boost by device-seconds in place of seconds. Lost is what a job did since its last checkpoint
 or, before the first, since its admission, times its devices.
 
@@ -83,7 +83,7 @@ def seconds_boost(job: Job, now: float) -> int:
 
 
 def device_seconds_boost(job: Job, now: float) -> int:
-    """As if a job's size counted too; eight devices are boosted as they are above."""
+    """Boost that counts a job's size too; eight devices are boosted as they are above."""
     return priority_boost(job.devices / 8 * job.unsaved(max(job.admitted, now - LOOK_SECONDS)))
 
 

@@ -140,7 +140,7 @@ def timed_trainer(size: dict[str, int], *, processor_time: bool) -> tuple[Traine
 
 
 class BareLoop:
-    """What a short script around megatron-core would do."""
+    """A short script's loop around megatron-core."""
 
     def __init__(self, folder: Path, batch: TrainBatch, micro_batch_size: int) -> None:
         from megatron.core.distributed import (

@@ -66,7 +66,7 @@ DEADLINE = 120.0
 
 
 def megatron_weights() -> dict[str, torch.Tensor]:
-    """What one trainer rank holds, in Megatron's names and shapes."""
+    """Parameters of one trainer rank, in Megatron's names and shapes."""
     qkv = (HEADS + 2 * GROUPS) * HEAD_DIM
     layer = {
         "input_layernorm.weight": (HIDDEN,),

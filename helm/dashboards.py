@@ -129,7 +129,7 @@ def _per_step(selector: str, family: str = "rljob_phase_seconds") -> str:
 
 
 def _share(phases: str, metric: str = "rljob_phase_seconds") -> str:
-    """What part of the steps' seconds these phases took."""
+    """Share of the steps' seconds that these phases took."""
     return (
         f'sum(increase({metric}_sum{{{JOB}, phase=~"{phases}"}}[$window]))'
         f" / sum(increase(rljob_step_seconds_sum{{{JOB}}}[$window]))"

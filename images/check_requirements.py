@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 
 def problems(wanted: Requirement, base: list[str], environment: Path) -> Iterator[str]:
-    """What is missing or of a wrong version, and what was installed over the base.
+    """Requirements that are missing or of a wrong version, and packages that were installed over the base.
 
     Args:
         wanted: the distribution to begin with, and its extras.

@@ -1,4 +1,4 @@
-"""What an image holds, as CycloneDX 1.6 JSON: Python's packages with their licences, and the system's.
+"""Contents of an image, as CycloneDX 1.6 JSON: Python's packages with their licences, and the system's.
 
 `python sbom.py NAME` is run in the image by `make image-...`, which writes its output beside it. It needs nothing but
 the standard library, and gives the same bytes for the same content. `python images/sbom.py --licences` prints
@@ -25,7 +25,8 @@ NOT_SAID = {
     "openai-harmony": "Apache-2.0",
     "torch-memory-saver": "MIT",
 }
-"""What metadata does not say, from the package's licence file; cuda-toolkit is an empty package of NVIDIA's."""
+"""Licences that metadata does not name, from the package's licence file; cuda-toolkit is an empty package of
+NVIDIA's."""
 SHIPPED = ("operator", "worker-cpu", "worker-ascend", "worker-cuda")
 """Lock files of the images, which are those of the extras `operator`, `cpu`, `ascend` and `cuda`."""
 SECTIONS = (
@@ -151,7 +152,7 @@ def _python_component(package: Distribution, purl: str) -> dict[str, Any]:
 
 
 def _needs(package: Distribution) -> Iterator[str]:
-    """What it always needs; extras and markers are left to those who resolve."""
+    """Requirements without extras and markers, which are left to resolvers."""
     for requirement in package.requires or ():
         name, _, marker = requirement.partition(";")
         if "extra" not in marker:

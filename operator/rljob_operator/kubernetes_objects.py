@@ -15,7 +15,7 @@ Manifest: TypeAlias = JsonObject
 
 
 class OwnerReference(TypedDict, total=False):
-    """Whom an object goes with."""
+    """Owner of an object, which is deleted with it."""
 
     kind: Required[str]
     name: Required[str]
@@ -80,7 +80,7 @@ class WorkerGroup(TypedDict):
 
 
 class RayClusterSpec(TypedDict, total=False):
-    """What is read of it."""
+    """Fields of a RayCluster's spec that are read."""
 
     suspend: bool
     workerGroupSpecs: list[WorkerGroup] | None
@@ -151,7 +151,7 @@ class NamedContainer(TypedDict):
 
 
 class PodSpec(TypedDict, total=False):
-    """What is read of it."""
+    """Fields of a pod's spec that are read."""
 
     nodeName: str
     initContainers: list[NamedContainer] | None
@@ -196,7 +196,7 @@ class SecretObject(KubeObject, total=False):
 
 
 class LeaseSpec(TypedDict, total=False):
-    """Who leads, and until when."""
+    """The leader, and until when it holds the lease."""
 
     holderIdentity: str
     leaseDurationSeconds: int
@@ -235,7 +235,7 @@ class EventObject(KubeObject, total=False):
 
 
 class NodeStatus(TypedDict, total=False):
-    """What is read of it."""
+    """Fields of a node's status that are read."""
 
     allocatable: dict[str, str] | None
 

@@ -81,7 +81,7 @@ class Settings:
     driver_address: str = f"http://{{service}}.{{namespace}}.svc:{DRIVER_PORT}"
     """Address of a driver, as `ray_address`."""
     kueue_priority_boost: bool = False
-    """Whether Kueue's Workloads are told what a preemption would cost (state/preemption.py)."""
+    """Whether Kueue's Workloads get the cost of a preemption (state/preemption.py)."""
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What an API server does with a manifest: nulls, defaults, and CEL rules (evaluated by Google's CEL runtime)."""
+"""An API server's handling of a manifest: nulls, defaults, and CEL rules (evaluated by Google's CEL runtime)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say can be followed: links, fields of the manifest, and manifests written out in them."""
+"""The pages can be followed: links, fields of the manifest, and manifests written out in them."""
 
 from __future__ import annotations
 

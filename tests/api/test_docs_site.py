@@ -61,7 +61,7 @@ def test_pages_and_what_they_link_to_are_staged_in_their_places(tmp_path: Path) 
 @needs_generator
 @pytest.mark.parametrize("link", ["nowhere.md", "faq.md#nothing-of-this-name"])
 def test_a_dead_link_ends_the_build(tmp_path: Path, link: str) -> None:
-    """Of two pages: all of them take seconds, and are built by `make lint`."""
+    """Build two pages: all of them take seconds, and are built by `make lint`."""
     program = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import site_build as site\n"
         "site.ROOT, site.PAGES = Path(sys.argv[2]), ('docs/*.md',); sys.exit(site.build(Path(sys.argv[2]) / 'out'))"

@@ -1,4 +1,4 @@
-"""What may change after a job was created: it depends on what the job has, which its status says."""
+"""Changes allowed after a job was created: they depend on what the job has, which its status says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be given for a manifest and is none: a sentence with its place, within two seconds."""
+"""Files given for a manifest that are none: a sentence with its place, within two seconds."""
 
 from __future__ import annotations
 

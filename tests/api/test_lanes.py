@@ -1,4 +1,4 @@
-"""Which process of `make test` takes which file."""
+"""Assignment of test files to the processes of `make test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user reads about a manifest that is wrong."""
+"""Messages for a user whose manifest is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files of tests that need much of the machine are run at once."""
+"""Number of files of tests that need much of the machine and run at once."""
 
 from __future__ import annotations
 

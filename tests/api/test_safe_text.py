@@ -1,4 +1,4 @@
-"""What strangers wrote is shown, and obeyed nowhere."""
+"""Text of strangers is shown, and obeyed nowhere."""
 
 from __future__ import annotations
 

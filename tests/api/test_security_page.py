@@ -19,7 +19,7 @@ def attacks(page: str) -> list[str]:
 
 
 def problem(row: str, root: Path = ROOT) -> str | None:
-    """What is wrong with a row's last cell."""
+    """Problem of a row's last cell."""
     named = NAMED.fullmatch(row.rstrip("| ").rpartition("| ")[2])
     if named is None:
         return "names no test as path::test"

@@ -43,7 +43,7 @@ ROWS = rows()
 
 
 def exists(path: str) -> bool:
-    """Whether the schema that the API server has knows a field below `spec`."""
+    """Whether the API server's schema has a field below `spec`."""
     versions = custom_resource_definition()["spec"]["versions"]
     node: dict[str, Any] = versions[0]["schema"]["openAPIV3Schema"]
     for part in path.split("."):

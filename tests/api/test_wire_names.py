@@ -1,4 +1,4 @@
-"""What crosses a process border is named in docs, charts and code alike."""
+"""Names that cross a process border are the same in docs, charts and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver says of itself is what its readers get, whichever of the two is older."""
+"""A driver's report about itself arrives at its readers, whichever of the two is older."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CRD = HERE.parents[1] / "crds" / "rljob.dev_rljobs.yaml"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where something is missing, the tests that need the programs are skipped and say what it is.
+    """Skip the tests whose programs are missing; the reason names them.
 
     The programs themselves need not be there in a run that builds them.
     """
@@ -58,8 +58,8 @@ def kept_when_failed(prefix: str) -> Iterator[Path]:
 
 
 _shared = ExitStack()
-"""What all tests with a control plane, or all with a node, share: it ends with the last of them, for those that follow
-need its memory and the processors."""
+"""Fixtures shared by all tests with a control plane, or all with a node: they end with the last of them, as the
+tests that follow need their memory and the processors."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -152,7 +152,7 @@ def kuberay(control_plane: KwokCluster) -> Callable[..., Process]:
 
 @pytest.fixture(scope="session")
 def ray(control_plane: KwokCluster) -> RayStandIn:
-    """What answers for the pods that kwok only pretends to run."""
+    """Answers for the pods that kwok only pretends to run."""
     stand_in = RayStandIn(control_plane)
     stand_in.start()
     _shared.callback(stand_in.stop)

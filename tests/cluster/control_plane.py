@@ -38,11 +38,11 @@ class ControlPlane:
     """
 
     CONTROLLERS: Sequence[str] = ("*",)
-    """Those of the controller manager."""
+    """Controllers of the controller manager."""
     NODE_GRACE_SECONDS = 40
-    """How long a node may be silent."""
+    """Seconds that a node may be silent."""
     EVICTION_SECONDS = 300
-    """How long pods stay on a node that is silent."""
+    """Seconds that pods stay on a node that is silent."""
 
     def __init__(self, folder: Path, crds: Sequence[Mapping[str, Any]], network: Network) -> None:
         self.folder = folder

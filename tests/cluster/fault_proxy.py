@@ -51,7 +51,7 @@ class Request:
 
 @dataclass
 class Fault:
-    """What to do to requests that match; empty conditions match all.
+    """A fault for requests that match; empty conditions match all.
 
     `kind`: `status` answers `code` without asking the API server; `drop` closes the connection before, `lose` after
     the API server carried the request out; `slow` waits `seconds` first; `cut` ends a watch after `seconds`;

@@ -29,7 +29,7 @@ WORKER_IMAGE = "localhost/rljob-worker-cpu"
 PAUSE_IMAGE = "localhost/pause:1"
 BUILD_SECONDS = 1800.0
 _HOME_MODE = 0o755
-"""Of /root: this machine's Python, which is mounted at its own place, may be below it, and pods are not root."""
+"""Mode of /root: this machine's Python, which is mounted at its own place, may be below it, and pods are not root."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

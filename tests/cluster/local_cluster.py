@@ -133,7 +133,7 @@ def _say_how() -> None:
 
 
 def _state() -> dict[str, Any] | None:
-    """What `up` wrote, where that cluster still runs; it has an `image` once it is up."""
+    """State written by `up`, where that cluster still runs; it has an `image` once it is up."""
     if not STATE.exists():
         return None
     state: dict[str, Any] = json.loads(STATE.read_text())

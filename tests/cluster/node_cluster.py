@@ -24,8 +24,9 @@ _POD_NETWORK = "10.88.0.0/24"
 _CONTAINERD = "/run/containerd/containerd.sock"
 _CGROUPS = Path("/sys/fs/cgroup")
 _WEIGHTS = {"cpu.shares": 3 * 1024, "cpu.weight": 3 * 100}
-"""Of version 1 and of version 2; three times what a group has. The tests beside are nice (support/lanes.py), each of
-their processes weighs half of one: at eight times they had a tenth of the processors, and their Ray did not start."""
+"""Weights of version 1 and of version 2; three times a group's default. The tests beside are nice
+(support/lanes.py), each of their processes weighs half of one: at eight times they had a tenth of the processors,
+and their Ray did not start."""
 _NEEDED = {
     "containerd": "containerd", "ctr": "containerd", "runc": "runc", "nft": "nftables", "buildah": "buildah",
     "debootstrap": "debootstrap", "prometheus": "prometheus",

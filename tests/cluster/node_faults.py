@@ -1,4 +1,4 @@
-"""What goes wrong on a node, at a random instant of a running job."""
+"""Faults of a node, at a random instant of a running job."""
 
 from __future__ import annotations
 

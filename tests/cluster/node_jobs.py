@@ -69,16 +69,16 @@ class NodeJob:
         return wait_phase(self.kube, "default", self.name, phases, seconds)
 
     def wait_step(self, step: int, seconds: float = START_SECONDS) -> None:
-        """Wait until so many steps are on record: the run folder knows sooner than the status."""
+        """Wait until so many steps are on record: the run folder has it sooner than the status."""
         there = wait_until(lambda: self.records() and self.records()[-1]["step"] >= step, seconds, 0.25)
         assert there, self.describe()
 
     def why(self) -> str:
-        """What `kubectl rljob why` says, on one line."""
+        """Output of `kubectl rljob why`, on one line."""
         return " ".join(self.system.cluster.kubectl("rljob", "why", self.name).split())
 
     def describe(self) -> str:
-        """What a person would look at."""
+        """Texts for a person: the state of the job, its pods and its logs."""
         texts = [
             json.dumps(self.status(), indent=1)[:3000],
             self.system.cluster.kubectl("get", "pods", "-A", "-o", "wide"),

@@ -24,10 +24,10 @@ class OperatorProcess:
 
     Args:
         control_plane: where it runs.
-        ray: what it is told Ray's and the drivers' addresses are.
+        ray: the addresses that it gets for Ray and the drivers.
         namespace: the only one that it watches.
         server: address of the API server, such as a proxy's; default: the API server's own.
-        token: who it is; default: the administrator.
+        token: its bearer token; default: the administrator.
         settings: further settings by their names in the operator.
         code: the checkout whose operator it is.
     """

@@ -1,6 +1,6 @@
 """Holds the node's pods to their NetworkPolicies: rules of nftables, as the API server has them now.
 
-The bridge that the pods hang on knows no policies, and the reference implementation of Kubernetes' own wants a kernel
+The bridge that the pods hang on has no policies, and the reference implementation of Kubernetes' own wants a kernel
 that hands packets to a process. What goes between pods is held; what the node itself takes or sends is not, as with
 other implementations, and what a rule may say and nobody here says is an error.
 """
@@ -34,7 +34,8 @@ _SIDES = (_Side("Egress", "saddr", "daddr", "to", 10), _Side("Ingress", "daddr",
 
 @contextmanager
 def policies_enforced(cluster: ControlPlane) -> Iterator[None]:
-    """Inside, and from the first moment, pods are reached by whom their policies admit; those that change count."""
+    """Within the context, and from the first moment, pods are reached as their policies admit; changed policies
+    count."""
     rules = _current(cluster)
     _apply(cluster, rules)
     ended = threading.Event()

@@ -33,7 +33,7 @@ KUBERNETES_LIBRARIES = "v0.36.3"
 GO_LANGUAGE = (1, 26)
 BUILD_DEADLINE_SECONDS = 30 * 60
 _NICE = 3
-"""As `NICE` of support/lanes.py."""
+"""Same as `NICE` of support/lanes.py."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def locked(path: Path) -> Iterator[None]:
 def build_all() -> None:
     """Build what is missing: Kubernetes' own programs, which share most of what is compiled, beside the others.
 
-    Whoever is done with those goes on with what is left of the others.
+    A process that is done with those goes on with the rest of the others.
     """
     kubernetes = [name for name, wanted in PROGRAMS.items() if wanted.module.startswith("k8s.io/")]
     others = deque(name for name in PROGRAMS if name not in kubernetes)

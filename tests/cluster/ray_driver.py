@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 @dataclass
 class Attempt:
-    """What one attempt of the driver does.
+    """One attempt of the driver.
 
     `exit_code` at `fail_at_step` completed steps (None: the job is done when all steps are); a negative code is a
     signal. `hang_at_step`: it stays there for good. `stop_seconds`: how long it saves when it is asked to stop.
@@ -40,7 +40,7 @@ class Attempt:
 
 @dataclass
 class Script:
-    """What a job's attempts do; the last one stands for all that follow."""
+    """Attempts of a job; the last one stands for all that follow."""
 
     attempts: list[Attempt] = field(default_factory=lambda: [Attempt()])
     reward: float = 0.5

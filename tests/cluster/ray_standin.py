@@ -1,8 +1,9 @@
 """Stands in for Ray's dashboard and for the driver in the head pods of kwok's nodes, which run nothing.
 
 `/ray/NAMESPACE/CLUSTER/...` answers as Ray 2.56's job API does (ray/dashboard/modules/job/{job_head,job_agent,
-job_supervisor}.py), `/driver/NAMESPACE/CLUSTER/...` as the driver's endpoint. Both only while the cluster has a running
-head pod; a new head knows nothing of the old one's submissions, and a lost worker pod makes the driver end with 1.
+job_supervisor}.py), `/driver/NAMESPACE/CLUSTER/...` as the driver's endpoint. Both only while the cluster has a
+running head pod; a new head has none of the old one's submissions, and a lost worker pod makes the driver end with
+1.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from serving import Server
 
 Key = tuple[str, str]
 STOP_WAIT_SECONDS = 3.0
-"""How long Ray waits after SIGTERM before SIGKILL, unless RAY_JOB_STOP_WAIT_TIME_S says otherwise."""
+"""Seconds that Ray waits after SIGTERM before SIGKILL, unless RAY_JOB_STOP_WAIT_TIME_S says otherwise."""
 NOTICE_SECONDS = 0.5
-"""How long a driver takes to find that a process of it is gone."""
+"""Seconds until a driver finds that a process of it is gone."""
 _NODE_ID = "0" * 56
 _TERMINAL = ("STOPPED", "SUCCEEDED", "FAILED")
 
@@ -163,7 +164,7 @@ class RayStandIn(Server):
         self.call(kill)
 
     def forget_submissions(self, namespace: str, name: str) -> None:
-        """Let the head lose what it knows, as when its processes were restarted inside the pod."""
+        """Let the head lose its submissions, as when its processes were restarted inside the pod."""
 
         async def forget() -> None:
             head = self._heads[(namespace, name)]

@@ -89,7 +89,7 @@ class Case:
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def children(self) -> list[str]:
-        """What the operator made in the namespace, and what that made."""
+        """Objects that the operator made in the namespace, and those made from them."""
         kinds = ("RayCluster", "Secret", "NetworkPolicy", "Pod", "Service")
         return [f"{kind} {item['metadata']['name']}" for kind in kinds for item in self.kube.list(kind, self.namespace)]
 

@@ -37,7 +37,7 @@ class Server:
 
     @asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
-        """What the handler needs while it serves."""
+        """Resources that the handler needs while it serves."""
         yield
 
     def start(self) -> None:

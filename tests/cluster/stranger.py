@@ -1,4 +1,4 @@
-"""What somebody without rights tries on a job's pods; runs in a pod: `stranger.py '{"ADDRESS": [PORT, ...]}' [TOKEN]`.
+"""Attempts of somebody without rights on a job's pods; runs in a pod: `stranger.py '{"ADDRESS": [PORT, ...]}' [TOKEN]`.
 
 Prints, as JSON, for each `ADDRESS:PORT` that takes a connection what answered there: gRPC calls of Ray's that were
 carried out, and HTTP paths that were served.
@@ -32,7 +32,7 @@ PATHS = ("/", "/api/jobs/", "/api/v0/nodes", "/v1/status", "/v1/steps?after=-1",
 
 
 def tried(address: str, port: int, token: str) -> list[str] | None:
-    """What answers; None: nothing takes a connection."""
+    """The protocols that answer; None: nothing takes a connection."""
     try:
         socket.create_connection((address, port), CONNECT_SECONDS).close()
     except OSError:
@@ -42,7 +42,7 @@ def tried(address: str, port: int, token: str) -> list[str] | None:
 
 
 def served(address: str, port: int, path: str, token: str) -> str | None:
-    """What a GET is answered with: metrics, a page without data, or else the path."""
+    """Answer to a GET: metrics, a page without data, or else the path."""
     connection = http.client.HTTPConnection(address, port, timeout=CALL_SECONDS)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})

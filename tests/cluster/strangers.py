@@ -29,7 +29,7 @@ class Stranger:
         self._job.kube.create(self._manifest(labels))
 
     def tries(self, places: Mapping[str, list[int]], token: str = "") -> Answers:
-        """What it finds at these ports of these addresses."""
+        """Findings at these ports of these addresses."""
         where = (self.name, f"--namespace={self._namespace}")
         command = [sys.executable, str(_SCRIPT), json.dumps(places), *([token] if token else [])]
         said = self._job.system.cluster.kubectl("exec", *where, "--", *command)

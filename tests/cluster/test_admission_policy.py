@@ -29,7 +29,7 @@ def job(namespace: str, *settings: str) -> dict[str, Any]:
 
 
 def said(kube: Kube, asked: dict[str, Any]) -> str:
-    """What the API server says against a job; empty: it takes it."""
+    """The API server's objection to a job; empty: it accepts the job."""
     try:
         kube.create(asked, dryRun="All", fieldValidation="Strict")
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What goes wrong in a job's pods and drivers, and what the failure policy makes of it."""
+"""Failures of a job's pods and drivers, and the failure policy's decisions."""
 
 from __future__ import annotations
 

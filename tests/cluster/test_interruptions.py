@@ -21,7 +21,7 @@ LIFE = [Attempt(exit_code=1, fail_at_step=2), Attempt()]
 
 
 def end_state(case: Case, job: Object) -> Object:
-    """What must be the same however often the operator died."""
+    """The state that must be the same however often the operator died."""
     status = job["status"]
     uid = job["metadata"]["uid"]
     return {

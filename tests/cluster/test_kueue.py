@@ -1,4 +1,4 @@
-"""Jobs in Kueue's queues: admitted by a quota of NPUs, told why they wait, preempted and gone on with."""
+"""Jobs in Kueue's queues: admitted by a quota of NPUs, with the reason while they wait, preempted and gone on with."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_queue(case: Case) -> None:
 
 
 def why(case: Case, name: str) -> dict[str, Any]:
-    """What `kubectl rljob why` says."""
+    """Output of `kubectl rljob why`."""
     where = ("-n", case.namespace, "--kubeconfig", str(case.control_plane.admin))
     command = (sys.executable, "-m", "rljob_operator.plugin.main", "why", name, "-o", "json", *where)
     said: dict[str, Any] = json.loads(case.control_plane.execute(*command))

@@ -83,7 +83,7 @@ def phases(job: NodeJob) -> list[str]:
 
 
 def changes(job: NodeJob) -> list[str]:
-    """What became of engines, in order."""
+    """Events of engines, in order."""
     return [one["event"] for one in read_events(job.run_folder) if one["event"].startswith("engine_")]
 
 

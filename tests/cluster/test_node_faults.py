@@ -131,7 +131,7 @@ def check_the_metrics(job: NodeJob, system: WholeSystem) -> None:
 
 
 def orphans(job: NodeJob) -> list[str]:
-    """What is left of a job that was deleted."""
+    """Objects left of a job that was deleted."""
     kinds = ("RayCluster", "Secret", "NetworkPolicy", "Pod", "Service")
     return [
         f"{kind} {item['metadata']['name']}"

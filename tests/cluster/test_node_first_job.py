@@ -1,4 +1,4 @@
-"""The chart on a real node, `kubectl apply`, real pods: one job from beginning to end, and what is told of it."""
+"""The chart on a real node, `kubectl apply`, real pods: one job from beginning to end, and its reports."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def head_of(job: NodeJob) -> str:
 
 
 def operator_reaches(system: WholeSystem, places: dict[str, list[int]]) -> set[str]:
-    """What takes a connection of the operator's pod."""
+    """Places that take a connection of the operator's pod."""
     script = (
         "import json, socket, sys\n"
         "from concurrent.futures import ThreadPoolExecutor\n"

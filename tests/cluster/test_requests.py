@@ -1,4 +1,4 @@
-"""How much the operator asks of the API server."""
+"""Number of the operator's requests to the API server."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from support.samples import unless_all, unless_drawn
 
 pytestmark = pytest.mark.cluster
 OFTEN = {"status_seconds": "0.5"}
-"""How seldom a running job's progress is written, so that a test sees it soon."""
+"""Seconds between writes of a running job's progress, short so that a test sees it soon."""
 NEXT_VERSION = {
     "crds/rljob_api/spec/job.py": (
         "    suspend: bool = False\n",
@@ -37,7 +37,7 @@ NEXT_VERSION = {
         '        queue=plan.spec.scheduling.queue,\n        verdict=f"granted {plan.spec.wishes}",\n',
     ),
 }
-"""What the next version may change: in each file a text, and what takes its place."""
+"""Changes allowed to the next version: in each file a text, and its replacement."""
 
 
 def advances(case: Case) -> None:

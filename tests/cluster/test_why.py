@@ -311,7 +311,7 @@ def driver(control_plane: ControlPlane) -> Iterator[list[dict[str, str]]]:
 def test_the_token_passes_the_api_servers_proxy(
     run: Callable[..., str], kube: Kube, namespace: str, driver: list[dict[str, str]]
 ) -> None:
-    """The API server takes `Authorization` away, whoever asks."""
+    """The API server takes `Authorization` away from every request."""
     job = kube.create(small_job(namespace, NAME))
     rendered = render_cluster(parse_job(job), RenderSettings())
     cluster = kube.apply({**rendered, "spec": {**rendered["spec"], "managedBy": "kueue.x-k8s.io/multikueue"}})

@@ -27,7 +27,7 @@ _INSTALL_SECONDS = 180.0
 
 
 class WholeSystem:
-    """What `make cluster-up` brings up; `start` to `stop`.
+    """The system that `make cluster-up` brings up; `start` to `stop`.
 
     Args:
         folder: for everything but images and programs; it must be empty.
@@ -91,8 +91,8 @@ class WholeSystem:
         self.cluster.keep("prometheus", command, lambda: self.cluster.http_ok(PROMETHEUS_PORT, "/-/ready"))
 
     def _scraping(self) -> dict[str, Any]:
-        """What the ServiceMonitor says. Debian's Prometheus has no discovery by Kubernetes: one replica is asked
-        by its Service."""
+        """Configuration of the scraping, as the ServiceMonitor has it. Debian's Prometheus has no discovery by
+        Kubernetes: one replica is asked by its Service."""
         seconds = f"{SCRAPE_SECONDS}s"
         target = f"rljob-metrics.{NAMESPACE}.svc.cluster.local:8080"
         job = {"job_name": "rljob-operator", "honor_labels": True, "static_configs": [{"targets": [target]}]}

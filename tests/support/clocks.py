@@ -1,4 +1,4 @@
-"""How long a thing may take in a test, on a machine that does other things too."""
+"""Time that a thing may take in a test, on a machine that does other things too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Counts what a redesign was to bring down, and keeps it down: `python tests/support/counts.py`, run by `make lint`.
 
-Each count has a goal and a limit. A limit is the number that was there when it was last brought down: above it the exit
-code is 1, and whoever brings the number further down lowers the limit with it.
+Each count has a goal and a limit. A limit is the number that was there when it was last brought down: above it the
+exit code is 1, and a change that brings the number further down lowers the limit with it.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "generate": (1, 1),
     "forward": (15, 15),
     "lines": (float("inf"), 8128),
-    "begins": (1030, 0),
-    "people": (221, 0),
+    "begins": (844, 0),
+    "people": (149, 0),
     "worker": (6, 8),
     "operator": (2, 8),
 }

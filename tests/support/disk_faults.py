@@ -29,7 +29,7 @@ def library() -> Path:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong below a folder.
+    """A fault below a folder.
 
     `nth` counts the listed calls on paths below `prefix` that have `contains` in them, from 1; `number` is the errno;
     `forever`: that call and all after it fail, not it alone; `short`: the first of them writes a half instead.
@@ -73,5 +73,5 @@ class Injector:
 
     @property
     def fired(self) -> int:
-        """How many calls failed."""
+        """Number of calls that failed."""
         return int(self._library.fault_fired())

@@ -1,4 +1,4 @@
-"""What jobs ask for, and the rule of the administrator's policy that decides: for the operator and the API server."""
+"""Requests of jobs, and the rule of the administrator's policy that decides: for the operator and the API server."""
 
 from __future__ import annotations
 

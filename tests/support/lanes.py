@@ -1,10 +1,10 @@
-"""`make test` runs three pytest processes side by side: who takes which file, and where the time went.
+"""`make test` runs three pytest processes side by side: their files, and where the time went.
 
 A file of tests is run by one process from its first test to its last, so that what its tests share is made once. The
-last process alone takes `tests/cluster` (network namespaces, control groups, containerd's socket and the node are there
-once on a machine), and takes it first: it is the longest chain of tests that cannot be divided. It waits more than it
-computes, for intervals of Kubernetes. The first process begins with the fast files, the others with the longest.
-Whoever is done goes on with what is left of the rest. How many large files run at once: `places`.
+last process alone takes `tests/cluster` (network namespaces, control groups, containerd's socket and the node are
+there once on a machine), and takes it first: it is the longest chain of tests that cannot be divided. It waits more
+than it computes, for intervals of Kubernetes. The first process begins with the fast files, the others with the
+longest. A process that is done goes on with what is left of the rest. How many large files run at once: `places`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST = tuple(
         "worker/models/test_model_conversion",
     )
 )  # fmt: skip
-"""What takes a minute or more, the longest first: what is begun last should be short."""
+"""Files that take a minute or more, the longest first: the last to begin should be short."""
 NICE = 3
 FILES_SHOWN = 25
 
@@ -88,7 +88,7 @@ def give_way(workerinput: Mapping[str, Any] | None) -> None:
     """All processes but the last leave it the processor when it needs it: its chain of tests decides when all are done.
 
     Args:
-        workerinput: what pytest-xdist told this process; None where it is not one of several.
+        workerinput: pytest-xdist's data for this process; None where it is not one of several.
     """
     if workerinput is not None and workerinput["workerid"] != f"gw{workerinput['workercount'] - 1}":
         os.nice(NICE)

@@ -84,5 +84,5 @@ def _give_back(file: int) -> None:
 
 
 def _shares(item: pytest.Item) -> str:
-    """What is the same for tests that keep one place."""
+    """The part that is the same for tests that keep one place."""
     return "node" if item.get_closest_marker("node") else str(item.path)

@@ -1,4 +1,4 @@
-"""Ports for servers that cannot be told to find one themselves."""
+"""Ports for servers that cannot find one themselves."""
 
 from __future__ import annotations
 

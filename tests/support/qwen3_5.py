@@ -88,5 +88,5 @@ def write_folder(model: PreTrainedModel, whole: dict[str, Any], folder: Path) ->
 
 
 def published_name(name: str) -> str:
-    """Of a tensor of the language half."""
+    """Published name of a tensor of the language half."""
     return name if name == "lm_head.weight" else name.replace("model.", "model.language_model.", 1)

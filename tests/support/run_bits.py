@@ -6,8 +6,8 @@
 
 Without a name: every row of `bits.yaml`. A row that cannot have the same bits twice is audited and one of its steps
 replayed instead. `--begin` leaves runs that are half done, for `--resume` of the next version, or for `--unverified`
-of one that takes checkpoints without checksums only when it is told to. `--against` compares with what `--write` or
-the standard output of another version holds, and ends with 1 where a digest differs.
+of one that takes checkpoints without checksums only on request. `--against` compares with what `--write` or the
+standard output of another version holds, and ends with 1 where a digest differs.
 
 Floating point depends on the processor, so that digests are comparable on one machine only, and are kept outside the
 tree. The code that runs is the one that `python` imports.
@@ -40,7 +40,7 @@ Digests = dict[str, str]
 
 
 def computed_values(record: dict) -> dict:
-    """What a step computed: no time and no memory reading."""
+    """Computed values of a step: no time and no memory reading."""
     metrics = {name: value for name, value in record["metrics"].items() if not name.startswith("perf/")}
     return {"step": record["step"], "applied": record["applied"], "metrics": metrics}
 
@@ -67,7 +67,7 @@ def digest_of_checkpoint(run: Path) -> str:
 
 
 def digest_of_driver(run: Path) -> str:
-    """What the driver goes on from: the data's cursor and the groups that are open, as JSON."""
+    """Digest of the driver's saved state: the data's cursor and the groups that are open, as JSON."""
     state = json.loads((_newest_checkpoint(run) / "driver.json").read_text())
     kept = {name: state.get(name) for name in ("step", "weight_version", "data_cursor", "carried", "world_size")}
     return _sha(json.dumps(kept, sort_keys=True).encode())

@@ -1,5 +1,5 @@
-"""What `make test` leaves to `make test-faults`: the longest tests, and of those that are alike all but one, which is
-drawn by a seed that the run prints."""
+"""Tests that `make test` leaves to `make test-faults`: the longest, and of those that are alike all but one, which
+is drawn by a seed that the run prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 
 SEED = int(os.environ.setdefault("RLJOB_SEED", str(time.time_ns())))
-"""Of all that a run draws, once for all of its processes: the first of them draws it, unless somebody gave it."""
+"""Seed of all draws of a run, once for all of its processes: the first of them draws it, unless it is given."""
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
 """`make test-faults`, which runs every file of tests that asks for it here."""
 NONE_SKIPPED = ALL or os.environ.get("RLJOB_FAULTS") == "named"

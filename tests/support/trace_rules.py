@@ -1,4 +1,4 @@
-"""What a trace must be: the rules of Chrome's "Trace Event Format" (Google, 2016), and what a run's records say.
+"""Rules for a trace: those of Chrome's "Trace Event Format" (Google, 2016), and those from a run's records.
 
 Perfetto drops slices of this format that overlap another one of their lane without lying within it; here that is an
 error.

@@ -114,7 +114,7 @@ def _stacked(parts: Mapping[str, float], longest: float, room: int, style: Style
 
 
 def _cell(name: str, style: Style, count: int = 1) -> str:
-    """With colours the blocks are all full; without them the kind of phase is told by the shade."""
+    """With colours the blocks are all full; without them the shade shows the kind of phase."""
     glyph = "·" if name == OTHER else "▟" if name == "eval" else _GLYPHS.get(name, "░")
     if style.colour:
         return style.paint("█" * count, _colour(name))

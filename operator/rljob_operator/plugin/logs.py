@@ -34,7 +34,7 @@ async def show_logs(
         number: attempt; None: the newest.
         tail: only so many last lines; -1: all.
         follow: go on until the driver ends.
-        say: told what the reader should know beside the log.
+        say: gets remarks for the reader that are no part of the log.
 
     Raises:
         CommandError: there is no log to be had.

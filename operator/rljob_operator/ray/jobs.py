@@ -47,7 +47,7 @@ class RayJobs:
         """Submit a driver; an id that is known there already is a success (Ray answers 500 with a traceback).
 
         Raises:
-            NoAnswer: it was not submitted, or nobody knows whether it was.
+            NoAnswer: it was not submitted, or it is unknown whether it was.
         """
         try:
             await self._endpoint.json("POST", "/api/jobs/", body, _JOB_BYTES)

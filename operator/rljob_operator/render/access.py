@@ -1,4 +1,4 @@
-"""Who reaches a job: the driver's token and the NetworkPolicy of its pods."""
+"""Access to a job: the driver's token and the NetworkPolicy of its pods."""
 
 from __future__ import annotations
 

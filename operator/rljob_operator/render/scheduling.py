@@ -58,7 +58,7 @@ def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, 
 
 
 def pod_labels(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
-    """Labels by which MindCluster knows its pods; KubeRay hands none of the RayCluster's on."""
+    """Labels that MindCluster requires on its pods; KubeRay hands none of the RayCluster's on."""
     known = profile.mind_cluster
     if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or known is None or known.ring_controller is None:
         return {}

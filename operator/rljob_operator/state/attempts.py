@@ -1,7 +1,7 @@
 """One run of the driver: submitted once, followed, and closed with what is known of its end.
 
 An attempt's number is stored before it is submitted, with the head it goes to. What Ray then answers says what
-happened: it knows the id (the attempt runs or ran), or it does not. In the second case the head is still the same one
+happened: the id is known (the attempt runs or ran), or it is not. In the second case the head is still the same one
 and never confirmed the id, so that it is submitted again (Ray refuses an id twice); or the head is another one, and
 with the old one went the driver.
 """
@@ -63,7 +63,7 @@ def begin_attempt(plan: PlanBuilder) -> None:
 
 
 def note_acceptance(plan: PlanBuilder) -> None:
-    """Note that Ray knows the running attempt."""
+    """Note that Ray has confirmed the running attempt."""
     attempt, submission = plan.attempt, plan.submission
     known = submission is not None and submission.state is not SubmissionState.MISSING
     if attempt is not None and known and not attempt.accepted:
@@ -119,7 +119,8 @@ def close_unstarted(plan: PlanBuilder, began: str | None, cause: Cause) -> Attem
 def failed_attempts(status: RLJobStatus) -> dict[str, int]:
     """Number of attempts that failed for each reason and were followed by another.
 
-    A status of an operator that did not count them knows the reasons of those that it lists; the others are `OTHER`.
+    A status of an operator that did not count them has the reasons only of those that it lists; the others are
+    `OTHER`.
     """
     if status.failed_attempts is not None:
         return dict(status.failed_attempts)

@@ -1,4 +1,4 @@
-"""Checkpoints on request: the annotation asks, the driver is told once for each of its values."""
+"""Checkpoints on request: the annotation asks, the driver gets one request for each of its values."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ KUBERAY_SECONDS = 60.0
 _SILENT_SECONDS = 120.0
 """A driver imports its libraries for some seconds before it listens; on a busy machine that is a minute."""
 _WORTH_TELLING_SECONDS = 60.0
-"""A phase that has run for longer is told with its duration."""
+"""A phase that has run for longer is shown with its duration."""
 _KILLED = 128 + signal.SIGKILL
 """Exit code by which a container runtime reports SIGKILL."""
 _EXIT_CODES: dict[int, str] = {

@@ -19,7 +19,7 @@ _HOLDS_DEVICES = (JobPhase.STARTING, JobPhase.RUNNING)
 
 
 def settled(status: RLJobStatus, now: float) -> Goodput:
-    """The sums as they would be if the present phase ended now; for whoever shows them while it lasts."""
+    """The sums as they would be if the present phase ended now; for display while it lasts."""
     goodput = status.goodput or Goodput()
     phase = status.phase
     if phase is None or goodput.since is None:

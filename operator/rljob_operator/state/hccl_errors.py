@@ -55,7 +55,7 @@ _MEANINGS: dict[str, tuple[str, str]] = {
         f"{_FIRST}; spec.hccl.execTimeoutSeconds where a rank is only slow",
     ),
 }
-"""By code, causes before what follows from them: of several the first one here is told."""
+"""By code, causes before what follows from them: of several the first one here is reported."""
 _CODE = re.compile(r"\b(E[IJ]00\d\d)\b")
 _WATCHDOG = re.compile(r"collective operation timeout: WorkHCCL")
 _CALL = re.compile(

@@ -159,7 +159,7 @@ def _ready_for_attempt(plan: PlanBuilder) -> bool:
 def is_whole(plan: PlanBuilder) -> bool:
     """Whether the cluster is ready, and its pods say nothing else: they are seen to fail before KubeRay says so.
 
-    What an attempt that began now would be told at the next look, it is not begun for.
+    No attempt begins that the next look would end.
     """
     cluster, head = plan.cluster, plan.head
     if cluster is None or head is None or not cluster.ready:

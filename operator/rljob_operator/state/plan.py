@@ -30,7 +30,7 @@ class DeleteCluster:
 
     uid: str
     wait: bool = True
-    """It stays until its pods are gone; False: it goes at once, and nobody knows of pods that cannot be reached."""
+    """It stays until its pods are gone; False: it goes at once, and pods that cannot be reached are not tracked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _KINDS_KEPT = 16
 _CHECKPOINT_EVENTS = {"set_aside": "CheckpointSetAside", "unverified": "CheckpointUnverified"}
 _YEAR_9999 = 253_370_764_800
 _LONGEST_ESTIMATE = 1e12
-"""Seconds; whoever is told more is told nothing, and an infinity cannot be written."""
+"""Seconds; a longer estimate is left out, since an infinity cannot be written."""
 
 
 def read_progress(plan: PlanBuilder) -> None:
@@ -76,7 +76,7 @@ def _read(driver: DriverView, old: Progress, plan: PlanBuilder) -> Progress:
 
 
 def with_estimate(progress: Progress, step: int) -> Progress:
-    """The progress at a step, with the time that is left as far as it can be told; none when nothing is left."""
+    """The progress at a step, with the remaining time where it can be estimated; none when nothing is left."""
     left = max(0, progress.steps - step)
     seconds = None if progress.step_seconds is None or not left else left * progress.step_seconds
     if seconds is not None and not seconds <= _LONGEST_ESTIMATE:

@@ -84,7 +84,7 @@ def caused(reason: FailureReason | EndReason, *more: str) -> Cause:
 
 
 def facts_of(reason: str) -> ReasonFacts:
-    """Facts of a stored reason; one that only a newer operator knows is an end like any other."""
+    """Facts of a stored reason; one that only a newer operator has is an end like any other."""
     return FACTS.get(reason, FACTS[FailureReason.DRIVER_EXITED])
 
 

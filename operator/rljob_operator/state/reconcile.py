@@ -39,7 +39,7 @@ from rljob_operator.state.timing import (
 )
 
 _COMPARED = 200
-"""Characters of a spec's problem by which it is known again where it is told beside something else."""
+"""Number of characters of a spec's problem that identify it where it is reported beside something else."""
 
 
 def reconcile(observed: Observed, now: float) -> Plan:
@@ -150,7 +150,7 @@ def _planned(plan: PlanBuilder, requeue_after: float | None) -> Plan:
 
 
 def _outline(status: RLJobStatus) -> RLJobStatus:
-    """The status without what may wait for the next write: how far something is, and in which words it is told.
+    """The status without what may wait for the next write: how far something is, and its wording.
 
     That the pods have their nodes may wait too: often they are ready a moment later, which is written at once. The last
     step's numbers may not: the driver is gone when the next write would come.

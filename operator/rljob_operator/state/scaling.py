@@ -1,7 +1,7 @@
 """More or fewer nodes with engines while the job runs.
 
-The driver is told how many are wanted. More pods are asked for at once, and engines begin where they join. Fewer come
-later: a pod goes when the driver says that nothing of the job is on its node any more.
+The driver gets the number that is wanted. More pods are asked for at once, and engines begin where they join. Fewer
+come later: a pod goes when the driver says that nothing of the job is on its node any more.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_selectors_find_the_pods(mode: str) -> None:
 
 
 def not_restricted(pod: dict[str, Any]) -> list[str]:
-    """What of the Pod Security Standard `restricted` (and of a read-only root) the pod does not meet."""
+    """Requirements of the Pod Security Standard `restricted` (and of a read-only root) that the pod does not meet."""
     shared = pod.get("securityContext", {})
     problems = [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
     problems += [f"volume {volume['name']}" for volume in pod.get("volumes", ()) if "hostPath" in volume]

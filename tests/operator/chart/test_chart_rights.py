@@ -1,4 +1,4 @@
-"""What the operator and users may do: exactly what docs/install.md lists."""
+"""Rights of the operator and of users: exactly what docs/install.md lists."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_it_runs_without_the_workers_packages(module: str) -> None:
 
 
 def test_it_starts_as_a_user_without_a_name() -> None:
-    """As in its image: the user has no entry in the system's list, so that only the environment has a home folder."""
+    """The user has no entry in the system's list, as in its image: only the environment has a home folder."""
     code = textwrap.dedent("""
         import pwd, runpy, sys
 
@@ -93,7 +93,7 @@ def test_lock_has_every_imported_package_with_hashes() -> None:
 
 
 def test_lock_agrees_with_the_lock_of_the_development_environment() -> None:
-    """What is tested is what runs."""
+    """The tested versions are those that run."""
     text = (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8")
     tested = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE))
     assert {name: tested.get(name) for name in locked()} == locked()

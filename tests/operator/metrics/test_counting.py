@@ -33,7 +33,7 @@ def fed(records: list[dict[str, Any]]) -> JobMetricsStore:
 
 
 def read_on(made: JobMetricsStore, driver: list[dict[str, Any]], page: int = 1000) -> int:
-    """What the shell does: ask until nothing is left; returns the number of requests."""
+    """Ask until nothing is left, as the shell does; returns the number of requests."""
     for requests in range(1, 100):
         after = made.next_index(KEY)
         made.feed(KEY, driver[after + 1 : after + 1 + page], total=len(driver))

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The page that Prometheus reads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Answer = tuple[int, Any]
 
 
 class FakeApi:
-    """What the commands talk to.
+    """The API server that the commands talk to.
 
     The refusals are worded as the real API server words them.
     """
@@ -204,7 +204,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
         do_PATCH = do_POST = do_GET
 
         def _stream(self, parts: list[bytes]) -> None:
-            """As Ray does when a log is followed: it goes on until the reader leaves."""
+            """Go on until the reader leaves, as Ray does when a log is followed."""
             self.close_connection = True
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")

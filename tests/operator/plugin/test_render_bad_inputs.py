@@ -19,7 +19,7 @@ LONG = "x" * 300
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory; whoever asks a cluster fails."""
+    """The working directory; asking a cluster fails."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugin, "find_access", None)
     for name in ("pipe.yaml", "pipe"):

@@ -1,4 +1,4 @@
-"""What `status` and `list` look like, to the letter."""
+"""Output of `status` and `list`, to the letter."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def document(*settings: str) -> dict[str, Any]:
 
 
 def view(manifest: dict[str, Any] | Path) -> JobView:
-    """What the operator knows about a job with this manifest."""
+    """The operator's view of a job with this manifest."""
     job = load_manifest(manifest)
     return JobView(
         namespace=job.metadata.namespace or "team",

@@ -1,4 +1,4 @@
-"""What KubeRay, Kubernetes, the queues and the devices ask of a RayCluster."""
+"""Demands of KubeRay, Kubernetes, the queues and the devices on a RayCluster."""
 
 from __future__ import annotations
 

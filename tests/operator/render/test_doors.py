@@ -1,4 +1,4 @@
-"""What is wrong with a manifest is wrong at every door: `rljob` and `kubectl rljob`, the operator, the API server."""
+"""A wrong manifest is wrong at every door: `rljob` and `kubectl rljob`, the operator, the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rendered for each profile, word by word. `UPDATE_GOLDEN=1 pytest ...` writes the files anew."""
+"""Render of each profile, word by word. `UPDATE_GOLDEN=1 pytest ...` writes the files anew."""
 
 from __future__ import annotations
 

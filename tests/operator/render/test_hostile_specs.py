@@ -273,7 +273,7 @@ def test_refused_with_the_field(settings_: list[str], field: str) -> None:
 
 
 def refusal(manifest: dict[str, Any]) -> str:
-    """Where the manifest is read, or where it is rendered."""
+    """The refusal, from reading or from rendering the manifest."""
     try:
         job = view(manifest)
     except ManifestError as error:

@@ -40,7 +40,7 @@ CLUSTER = render_cluster(JOB, SETTINGS)
 
 
 def environment(role: str) -> dict[str, object]:
-    """What a process of this role finds: its pod's variables and its own over them."""
+    """Environment of a process of this role: its pod's variables and its own over them."""
     assert JOB.spec is not None
     return variables(worker_pod(CLUSTER)) | role_environment(JOB.spec, role)  # type: ignore[arg-type]
 

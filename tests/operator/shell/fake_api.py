@@ -30,7 +30,7 @@ _KINDS = {
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests that `hits` says yes to."""
+    """A fault that happens to the next `times` requests for which `hits` is true."""
 
     hits: Callable[[web.Request], bool]
     code: int = 0
@@ -72,7 +72,7 @@ class FakeApi:
         self.changed = asyncio.Condition()
         self.url = ""
         self.clock_ahead = 0.0
-        """Of this machine's, in seconds."""
+        """Seconds by which its clock is ahead of this machine's."""
 
     # --- used by tests ----------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ class FakeJob:
         self.page = 1000
         """Records in one answer."""
         self.steps_answer: Any = None
-        """What is answered instead of records."""
+        """The answer in place of records."""
         self.cookies: dict[str, str] = {}
-        """What was sent back of those that every answer sets."""
+        """Cookies that came back, of those that every answer sets."""
         self.unwritten: dict[str, str] = {}
-        """What the driver goes on without, and why."""
+        """Writes that the driver goes on without, and why."""
         self.engine_nodes: dict[str, Any] | None = None
         self.ready = True
         self.dead_driver = False

@@ -121,7 +121,7 @@ async def hurried(controller: Controller, holds: Callable[[], bool], says: Calla
 
 
 class Case:
-    """What a test sees."""
+    """A test's view of the API server, the job and the operator."""
 
     def __init__(self, api: FakeApi, job: FakeJob) -> None:
         self.api = api

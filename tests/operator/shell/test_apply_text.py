@@ -1,4 +1,4 @@
-"""What is sent to be applied is read by the API server as YAML: any text comes back from it as it was."""
+"""The API server reads an applied body as YAML: any text comes back from it as it was."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from rljob_operator.state.reconcile import reconcile
 HOURS = "rljob:phase_seconds:"
 """Recorded series look hours back; the rules' own tests are in tests/operator/metrics/rules."""
 ELASTIC = "rljob_engine_nodes"
-"""Of jobs whose number of nodes may change, which the job here is not: `test_exposition.py` has one."""
+"""Metric of jobs whose number of nodes may change, which the job here is not: `test_exposition.py` has one."""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs Prometheus (Debian package prometheus)"
@@ -69,7 +69,7 @@ async def _answers(address: str) -> None:
 
 
 async def empty(session: aiohttp.ClientSession, address: str, asked: dict[str, str]) -> dict[str, str]:
-    """Those of the queries that return nothing, or nothing but NaN."""
+    """Queries that return nothing, or nothing but NaN."""
     without = {}
     for where, query in asked.items():
         async with session.get(f"{address}/api/v1/query", params={"query": query}) as response:

@@ -1,4 +1,4 @@
-"""What is kept of RLJobs that users make as large as they can."""
+"""Memory kept of RLJobs that users make as large as they can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator takes of Kopf that Kopf does not promise, and what would go unseen if it changed."""
+"""Behaviour of Kopf that the operator relies on, that Kopf does not promise, and whose change would go unseen."""
 
 from __future__ import annotations
 

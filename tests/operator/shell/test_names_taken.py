@@ -35,7 +35,7 @@ def view_of(key: JobKey, item: RLJobObject) -> JobView:
 
 
 def told(job: RLJobObject, *others: RLJobObject) -> str:
-    """What is said of `job`."""
+    """The message about `job`."""
     cache: Cache[RLJobObject, bytes] = Cache(own_key, job_text, lambda _: None)
     for item in (job, *others):
         cache.learn(item)

@@ -183,7 +183,7 @@ def test_pods_of_a_finished_job_are_not_looked_at_and_those_of_the_next_one_are(
         ended = asyncio.Event()
 
         def unhurried(observed: Observed, now: float) -> Plan:
-            """What is not asked for by an event is not looked at once the first job has ended."""
+            """Reconcile without looks that no event asks for, once the first job has ended."""
             looks.append({pod.terminated_message for pod in observed.pods})
             plan = reconcile(observed, now)
             return replace(plan, requeue_after=None) if ended.is_set() else plan

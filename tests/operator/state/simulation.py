@@ -107,7 +107,7 @@ class RayJob:
     step: float = 0.0
     run_attempt: int = 0
     folder: Folder | None = None
-    """Where it took its number."""
+    """The folder that gave it its number."""
     cut_off: bool = False
     """Its node is lost to everybody, and it runs on there."""
     hangs: bool = False
@@ -161,7 +161,7 @@ class World:
         """Whether a driver sees that a later one has begun (rljob_worker.checkpoints.fencing)."""
         self.runs: list[RayJob] = []
         self.ghosts: list[RayJob] = []
-        """Drivers on lost nodes whose pods nobody knows any more."""
+        """Drivers on lost nodes whose pods are no longer listed."""
         self.watch: Callable[[], None] = lambda: None
         """Called after each part of the time that passes."""
         self.checkpoints_asked = 0
@@ -402,7 +402,7 @@ class World:
         self._snap()
 
     def folder_is_lost(self) -> None:
-        """Whoever works in it ends at its next look, also when it was made anew by then."""
+        """A driver that works in it ends at its next look, also when it was made anew by then."""
         self.folder = Folder()
 
     @property
@@ -430,7 +430,7 @@ class World:
     # --- the operator -----------------------------------------------------------------------
 
     def observed(self, lag: int = 0, ray_answers: bool = True, driver_answers: bool = True) -> Observed:
-        """What an operator sees whose caches are up to `lag` changes behind; they never go back in time."""
+        """View of an operator whose caches are up to `lag` changes behind; they never go back in time."""
         newest = len(self._seen) - 1
         self._cluster_at = max(self._cluster_at, newest - lag)
         self._pods_at = max(self._pods_at, newest - lag // 2)

@@ -1,4 +1,4 @@
-"""What Kueue is told of a job's unsaved work: which boost, when it is written, and when nothing is."""
+"""Kueue's boost for a job's unsaved work: its value, when it is written, and when nothing is."""
 
 from __future__ import annotations
 

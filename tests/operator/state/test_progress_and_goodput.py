@@ -1,4 +1,4 @@
-"""What the status says about the training, and where the time went."""
+"""The status of the training, and where the time went."""
 
 from __future__ import annotations
 

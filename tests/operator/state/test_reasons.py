@@ -1,4 +1,4 @@
-"""Every reason for which an attempt ends has its facts, and every pod's end is told in one way."""
+"""Every reason for which an attempt ends has its facts, and every pod's end is reported in one way."""
 
 from __future__ import annotations
 

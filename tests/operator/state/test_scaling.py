@@ -35,7 +35,7 @@ def engine(number: int, *, ready: bool = True, deleting: bool = False, cluster: 
 
 
 def spec(wanted: int, bounds: dict[str, int]) -> RLJobSpec:
-    """Of a job whose engines have so many nodes of their own."""
+    """Spec of a job whose engines have so many nodes of their own."""
     rollout = {"nodes": wanted, "devicesPerNode": 1, **bounds}
     resources = {"nodes": 1, "devicesPerNode": None, "trainer": {"nodes": 1}, "rollout": rollout}
     return make_spec(mode="Async", resources=resources)

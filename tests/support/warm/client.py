@@ -111,7 +111,7 @@ class WarmProcess:
 
 
 def variables() -> dict[str, str]:
-    """What a process has in its environment whose own trainers and engines are to be forked."""
+    """Environment of a process whose trainers and engines are to be forked."""
     return {VARIABLE: server(), NICENESS: str(os.getpriority(os.PRIO_PROCESS, 0))}
 
 
@@ -149,5 +149,5 @@ def server() -> str:
 
 
 def _log(path: str) -> Path:
-    """What a server and those that import for it print, beside its socket."""
+    """Output of a server and of the processes that import for it, beside its socket."""
     return Path(path).with_name("log")

@@ -16,7 +16,7 @@ from string import Template
 VARIABLE = "RLJOB_TESTS_WARM"
 """Socket of the server; a driver and its Ray pass the variable on."""
 NICENESS = "RLJOB_TESTS_NICENESS"
-"""Of the pytest process that asks: the server may be shared by several."""
+"""Niceness of the pytest process that asks: the server may be shared by several."""
 DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
 ROLES = (DRIVER, TRAINER, ENGINE)
 KEY = "RLJOB_TESTS_KEY"
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def key(self) -> str:
-        """What must be the same in the process that is forked."""
+        """Key that must be the same in the process that is forked."""
         return self.like or json.dumps([self.role, sorted(self.kept.items())])
 
 

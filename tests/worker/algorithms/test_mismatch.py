@@ -16,7 +16,7 @@ from rljob_worker.types import TrainBatch
 
 
 def reduced(parts: int) -> dict[str, float]:
-    """Of 5 tokens in micro-batches, some of which are empty, added up as over micro-batches and ranks."""
+    """Metrics of 5 tokens in micro-batches, some of which are empty, added up as over micro-batches and ranks."""
     old = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.0])
     rollout = torch.tensor([-1.5, -2.0, -1.0, -1.0, -1.25])
     ages = torch.tensor([0, 0, 2, 2, 0])

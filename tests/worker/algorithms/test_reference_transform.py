@@ -1,4 +1,4 @@
-"""Which distribution the reference's log-probabilities are of: that of the engine's transform (docs/algorithms.md)."""
+"""The reference's log-probabilities are of the distribution after the engine's transform (docs/algorithms.md)."""
 
 from __future__ import annotations
 

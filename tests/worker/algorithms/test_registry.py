@@ -1,4 +1,4 @@
-"""The registry, and what the API knows of it."""
+"""The registry, and the API's copy of its facts."""
 
 from __future__ import annotations
 

@@ -111,13 +111,13 @@ class Operator:
 
 @dataclass
 class Seen:
-    """What is known of a run from outside the disk."""
+    """Facts about a run from outside the disk."""
 
     operator: Operator = field(default_factory=Operator)
     saved: list[int] = field(default_factory=list)
     reached: int = 0
     failures: list[dict[str, int]] = field(default_factory=list)
-    """Of each attempt."""
+    """Failures of each attempt."""
 
 
 def attempt(folder: Path, work: RLJob, seen: Seen) -> Outcome:
@@ -326,7 +326,7 @@ def degraded(folder: Path, injector: Injector) -> dict[str, Any]:
 
 
 def exported(folder: Path, injector: Injector) -> str:
-    """What an export says whose weights find no room; a library in Rust writes them."""
+    """Output of an export whose weights find no room; a library in Rust writes them."""
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.json").write_text("{}")
     injector.arm(Fault(folder / "export", 1, errno.ENOSPC, calls="write", contains="/.tmp", forever=True))

@@ -116,7 +116,8 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
         monkeypatch.setattr(owner, name, change)
 
     def delete(folder: Path) -> None:
-        """As shutil.rmtree, in an order that is bad for readers: the file that marks a folder complete goes last."""
+        """Same as shutil.rmtree, in an order that is bad for readers: the file that marks a folder complete goes
+        last."""
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "driver.json"):
             os.unlink(path)
         os.rmdir(folder)

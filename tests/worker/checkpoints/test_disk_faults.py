@@ -50,7 +50,7 @@ def test_whatever_a_disk_does_nothing_saved_is_lost_and_each_step_is_counted_onc
 
 
 def _goes_on_without(found: dict[str, dict[str, Any]]) -> None:
-    """What is not needed for the training is counted and told, and the run reaches its last step."""
+    """Faults of what the training does not need are counted and reported, and the run reaches its last step."""
     told = {
         "/trajectories": ("trajectories", 0),
         "/tensorboard": ("TensorBoard events", 0),

@@ -51,7 +51,7 @@ class Drivers:
         self.epochs: dict[int, int] = {}
         """Number that each driver got."""
         self.saved: list[tuple[int, int]] = []
-        """(driver, step) of each commit that was told to have succeeded."""
+        """(driver, step) of each commit whose success was reported."""
         self.restored: dict[int, int] = {}
         """Step that each driver went on from."""
         self.work(FIRST, saves=1)()
@@ -92,7 +92,7 @@ class Drivers:
         return "" if found == wanted else f"{found} instead of {wanted}"
 
     def newest(self) -> DriverState | None:
-        """What a driver that comes now would go on from; it is whole."""
+        """State from which a driver that comes now would go on; it is whole."""
         newest = Checkpoints(self.root).latest()
         if newest is not None:
             assert not self.damage(newest, Checkpoints(self.root).folder(newest.step))

@@ -25,7 +25,7 @@ from rljob_worker.rollouts.step import Step
 from rljob_worker.types import Generation
 
 BITS = 1_000_000 if ALL else 400
-"""Of each file, drawn by seed where it has more."""
+"""Bits of each file, drawn by seed where it has more."""
 
 
 def flips(path: Path) -> Iterator[str]:

@@ -367,7 +367,7 @@ CASES += [(["plan", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG
 CASES += [(["validate", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
 CASES += OF_OTHERS
 SLOW = ("driver.run", "planning.memory", "doctor.report", "report.build", "trainer.export")
-"""What imports torch, transformers, Ray or matplotlib."""
+"""Modules that import torch, transformers, Ray or matplotlib."""
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def manifest(tmp_path: Path) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is said about a command that the user got wrong."""
+    """Message about a command that the user got wrong."""
     assert main(argv) == 2
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,4 +1,4 @@
-"""What `rljob eval` refuses before anything is started."""
+"""Refusals of `rljob eval` before anything is started."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ COMMANDS = {"report": [], "view": [], "trace": [], "samples": [], "export": ["--
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A copy of a run, and an end to whoever waits for a pipe in it."""
+    """A copy of a run, and an end to each wait for a pipe in it."""
 
     def too_long(*_: object) -> None:
         raise AssertionError("still waiting")

@@ -1,4 +1,4 @@
-"""What a process of a role does with its calls, and how they are started."""
+"""Calls inside a process of a role, and how they are started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engines there are while some are lost and others come."""
+"""Engines present while some are lost and others come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Engines(EngineGroup):
 
 
 class Answers:
-    """Of engines that are asked whether they are there."""
+    """Answers of engines that are asked whether they are there."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()

@@ -1,4 +1,4 @@
-"""Which engines come and go."""
+"""Engines that come and go."""
 
 from __future__ import annotations
 

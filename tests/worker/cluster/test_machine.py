@@ -1,4 +1,4 @@
-"""A job on a machine with devices and no Kubernetes: what it gets, and what it is told when something is missing."""
+"""A job on a machine with devices and no Kubernetes: its devices, and the messages when something is missing."""
 
 from __future__ import annotations
 

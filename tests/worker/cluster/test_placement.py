@@ -1,4 +1,4 @@
-"""Where devices lie on a cluster, without one."""
+"""Places of devices on a cluster, without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps and processes are profiled, and what is said of it at the end."""
+"""Steps and processes that are profiled, and the report at the end."""
 
 from __future__ import annotations
 

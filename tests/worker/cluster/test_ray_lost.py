@@ -94,7 +94,7 @@ def test_a_cluster_is_lost_when_it_refuses_and_not_when_it_is_silent(tmp_path: P
 
 
 def pid_of(driver: Started, name: str, folder: Path) -> int:
-    """One of Ray's processes of a driver, or whoever writes that process's log."""
+    """One of Ray's processes of a driver, or the writer of that process's log."""
     if name in ("raylet", "gcs_server"):
         for child in psutil.Process(driver.pid).children():
             with suppress(psutil.NoSuchProcess):

@@ -72,7 +72,7 @@ def address() -> Iterator[str]:
 
 
 def test_a_ray_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logs go with its folder, so that they are told."""
+    """Its logs go with its folder, so that the message has them."""
 
     def init(_temp_dir: str, **settings: object) -> None:
         logs = Path(_temp_dir) / "session_latest" / "logs"

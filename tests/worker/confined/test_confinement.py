@@ -1,4 +1,4 @@
-"""What confined code reaches: attacks from inside, as root, as another user and as in a pod."""
+"""Reach of confined code: attacks from inside, as root, as another user and as in a pod."""
 
 from __future__ import annotations
 

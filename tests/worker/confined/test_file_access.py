@@ -1,4 +1,4 @@
-"""Which paths stand for what a confined process may read."""
+"""Paths that stand for what a confined process may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy's program reaches in the sandbox: attacks from inside, as root, as another user and as in a pod."""
+"""Reach of a policy's program in the sandbox: attacks from inside, as root, as another user and as in a pod."""
 
 from __future__ import annotations
 

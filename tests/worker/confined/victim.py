@@ -1,7 +1,8 @@
-"""A process with a secret that starts a confined one: `python victim.py WHO ABI ROOT BOUNDS PROGRAM ARGUMENTS`.
+"""A process with a secret that starts a confined one: `python victim.py USER ABI ROOT BOUNDS PROGRAM ARGUMENTS`.
 
-WHO: `root` as it is; `user` for another user; `pod` for another user as in a pod with the runtime's default profile.
-ABI: of Landlock, at most the kernel's. It becomes that first, and runs itself again: a change of user hides a process.
+USER: `root` as it is; `user` for another user; `pod` for another user as in a pod with the runtime's default
+profile. ABI: of Landlock, at most the kernel's. It becomes that first, and runs itself again: a change of user hides
+a process.
 """
 
 from __future__ import annotations

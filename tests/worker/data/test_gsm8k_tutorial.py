@@ -37,7 +37,7 @@ def module(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inputs]:
-    """What the job reads where the script was started, as `rljob run` reads it."""
+    """Files that the job reads where the script was started, as `rljob run` reads them."""
     folder = tmp_path_factory.mktemp("empty")
     stand_in = module("gsm8k_stand_in")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a turn appends to a stream, over chat templates of several kinds and tokenizers that are trained here."""
+"""Tokens that a turn appends to a stream, over chat templates of several kinds and tokenizers that are trained here."""
 
 from __future__ import annotations
 

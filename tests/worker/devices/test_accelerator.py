@@ -1,4 +1,5 @@
-"""What npu and cuda share and what needs neither: visible devices, the checksum, the shape of an exported tensor."""
+"""Parts that npu and cuda share and that need neither: visible devices, the checksum, the shape of an exported
+tensor."""
 
 from __future__ import annotations
 
@@ -209,7 +210,7 @@ class Saturating(TorchDispatchMode):
 
 
 class Rounding(Saturating):
-    """As if integers were carried in single precision."""
+    """Device that carries integers as if in single precision."""
 
     def bounded(self, floats: torch.Tensor) -> torch.Tensor:
         return super().bounded(floats.float().double())
@@ -217,7 +218,7 @@ class Rounding(Saturating):
 
 @pytest.fixture
 def another_device() -> Iterator[None]:
-    """Which form a device takes is found anew."""
+    """Find the form that a device takes anew."""
     checksum._form.cache_clear()
     yield
     checksum._form.cache_clear()

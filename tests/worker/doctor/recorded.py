@@ -1,4 +1,4 @@
-"""What vendors' programs really printed, where it was published; shortened by whole lines only."""
+"""Real output of vendors' programs, where it was published; shortened by whole lines only."""
 
 from __future__ import annotations
 

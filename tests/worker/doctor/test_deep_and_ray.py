@@ -1,4 +1,4 @@
-"""What takes processes: `--deep` on the CPU, and all nodes of a real Ray cluster."""
+"""Checks that take processes: `--deep` on the CPU, and all nodes of a real Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the vendors' programs print, read."""
+"""Parsing of the vendors' programs' output."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jobs import RUN_SECONDS, manifest, run
 STEP_SECONDS = 4.0
 """At most, on a busy machine; `make test-faults` has rows of hundreds of steps."""
 SAID = "said"
-"""What the driver printed, beside the run folder."""
+"""Output of the driver, beside the run folder."""
 
 
 def calm_run(name: str, factory: pytest.TempPathFactory) -> Path:

@@ -31,7 +31,7 @@ def keep(rewards, prompt, label):
     assert len(set(rewards)) > 1, "another filter takes it"
     return sum(map(ord, prompt + label)) % 4 > 0
 """
-"""Of a group of four responses a third has none with a given letter: its rewards are equal."""
+"""Reward by a given letter, which a third of the groups of four responses lack: their rewards are equal."""
 EVALUATION = {"everySteps": 2, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}}
 UNLEARNED = 1.0e-5
 """Learning rate of a row whose filter needs groups of unequal rewards in hundreds of steps: a weight moves by about the
@@ -42,7 +42,7 @@ FP32 = {"precision": "fp32", "optimizer": {"lr": 1.0e-3}}
 
 @dataclass(frozen=True)
 class Cell:
-    """What goes wrong: SIGKILL, SIGSTOP for good, SIGTERM, or a disk that takes no more of a checkpoint."""
+    """A fault: SIGKILL, SIGSTOP for good, SIGTERM, or a disk that takes no more of a checkpoint."""
 
     column: str
     process: str
@@ -149,7 +149,7 @@ APART_SPEC: dict[str, Any] = {
     "training": {**FP32, "globalBatchSize": 8},
     "evaluation": {**EVALUATION, "atStart": True},
 }
-"""Of jobs with devices of their own: an evaluation in the engines' lane, a reference model in the trainers'."""
+"""Fields of jobs with devices of their own: an evaluation in the engines' lane, a reference model in the trainers'."""
 PARTIAL = {"maxResponseTokens": 24, "partial": {"factor": 2.5}, "staleness": {"max": 2}}
 TAIL = {"maxResponseTokens": 48, "tail": {"deferLongest": 0.4}}
 COLOCATED_PHASES = {
@@ -168,7 +168,7 @@ COLOCATED_PHASES = {
     "eval": 0.01,
 }
 RANK_PHASES = {"actor_train": 0.05, "checkpoint": 0.012, "update_weights": 0.04}
-"""Where one rank may be ahead of another."""
+"""Phases in which one rank may be ahead of another."""
 EPISODE_PHASES = {"rollout": 0.3, "actor_train": 0.05, "update_weights": 0.01, "checkpoint": 0.005}
 """Environments are waited for within the rollout."""
 GROWING_PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}

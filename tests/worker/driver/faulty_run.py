@@ -41,7 +41,7 @@ from rljob_worker.environments.episodes import EpisodeEnvironment
 from rljob_worker.records import events
 
 MODULES = {"reward": "rljob_worker.rewards.worker", "environment": "rljob_worker.environments.host"}
-"""What confined processes run."""
+"""Modules that confined processes run."""
 
 
 def install(faults: list[dict[str, Any]]) -> None:

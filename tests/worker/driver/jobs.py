@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parents[3]
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
 RUN_SECONDS = 300.0
 KV_CACHE_BYTES = 2**26
-"""Of each engine: it writes zeros into all of it, a second for the GiB of its own choice."""
+"""KV cache of each engine: it writes zeros into all of it, a second for the GiB of its own choice."""
 Started = subprocess.Popen[str] | WarmProcess
 
 
@@ -153,7 +153,7 @@ def lone_store(root: Path, keep: int, epoch: int = 1) -> CheckpointStore:
 
 
 def checked(path: Path) -> CheckedFile:
-    """What a rank says of a file that it wrote."""
+    """Report of a rank on a file that it wrote."""
     content = path.read_bytes()
     return CheckedFile(path.name, len(content), xxhash.xxh3_64_hexdigest(content))
 

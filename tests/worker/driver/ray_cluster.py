@@ -150,7 +150,7 @@ class RayCluster:
         process.wait()
 
     def wait_for_loss(self, address: str) -> None:
-        """Wait until the head knows that a node is gone."""
+        """Wait until the head has noticed that a node is gone."""
         wait_for(lambda: not self._joined(address), f"loss of {address}", START_SECONDS, _PAUSE)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class RayCluster:
         return self.job(submission)
 
     def exit_codes(self) -> list[int]:
-        """What `rljob run` returned, oldest first."""
+        """Exit codes of `rljob run`, oldest first."""
         file = self.folder / EXIT_CODES
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 

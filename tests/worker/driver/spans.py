@@ -1,4 +1,4 @@
-"""What transformers says of tokens that were sampled by the weights of several steps."""
+"""Log-probabilities by transformers of tokens that were sampled by the weights of several steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another user of the machine tries on a run's ports: `python stranger.py MARKER PORT...`, by root; prints JSON.
+"""Attempts of another user of the machine on a run's ports: `python stranger.py MARKER PORT...`, by root; prints JSON.
 
 `posted`: ports that took a job; `set`: ports where a key-value store took a key; `joined`: where a driver could join.
 """
@@ -66,7 +66,7 @@ def join(port: int) -> bool:
 
 
 def tried(attempts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], seconds: float) -> list[Any]:
-    """What functions return for their arguments, side by side in processes; None: nothing within some seconds."""
+    """Results of functions for their arguments, side by side in processes; None: nothing within some seconds."""
     running = []
     for target, arguments in attempts:
         reader, writer = os.pipe()

@@ -33,7 +33,7 @@ STEPS = 12
 MOST = 2
 GROUPS, SAMPLES = 4, 4
 IN_FLIGHT = 10
-"""Of the 12 that the bound allows."""
+"""Groups in flight, of the 12 that the bound allows."""
 TRAINER = {"batch_wait", "actor_train", "update_weights", "checkpoint"}
 # Log-normal, mean 0.1 s and now and then ten times as much; several at once.
 REWARD = """\
@@ -153,7 +153,7 @@ def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: Path, tmp_pat
 
 
 def test_a_step_is_sampled_again_and_another_token_is_found(calm: Path, tmp_path: Path) -> None:
-    """Of several versions of the weights; the journal says something else of one sample than the engine did."""
+    """The step is of several versions of the weights; the journal differs from the engine in one sample."""
     shutil.copytree(calm, tmp_path / "run")
     step = max(step for step in range(1, STEPS + 1) if len(_journal(calm, step).versions) > 1)
     head, *groups = _lines(path := journal_files(tmp_path / "run")[step])

@@ -1,4 +1,4 @@
-"""What a stranger on the same machine or network can do to a run: the sockets of its processes, and attacks on them."""
+"""Reach of a stranger on the same machine or network into a run: the sockets of its processes, and attacks on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWO_TRAINERS: dict[str, Any] = {
 
 
 class Run:
-    """A job that trains, until it is told to stop."""
+    """A job that trains, until it is stopped."""
 
     def __init__(self, folder: Path, **spec: Any) -> None:
         self.output = folder / "run"

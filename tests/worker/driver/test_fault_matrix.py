@@ -1,4 +1,4 @@
-"""What goes wrong in a run, then --resume: each checkpoint is that of the same job's run to which nothing happened.
+"""Faults of a run, then --resume: each checkpoint is that of the same job's run to which nothing happened.
 
 Rows and columns: `fault_rows.py`. RLJOB_SEED draws some rows, and faults of them; `make test-faults` has all.
 """

@@ -1,4 +1,4 @@
-"""What a forked process is given, and how it ends: as one that was started."""
+"""Environment of a forked process, and its end: as of one that was started."""
 
 from __future__ import annotations
 

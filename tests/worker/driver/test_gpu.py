@@ -1,4 +1,4 @@
-"""What needs an NVIDIA GPU: skipped where there is none, and run by hand where there is one."""
+"""Tests that need an NVIDIA GPU: skipped where there is none, and run by hand where there is one."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def test_a_job_runs_tensor_parallel_and_goes_on_pipeline_parallel_within_roundin
 
 
 def _steps(run_folder: Path) -> list[dict[str, Any]]:
-    """Those so far, of a run that may not have begun to write."""
+    """Steps so far, of a run that may not have begun to write."""
     return read_steps(run_folder) if (run_folder / "steps.jsonl").exists() else []
 
 

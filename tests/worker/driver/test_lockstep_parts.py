@@ -1,4 +1,4 @@
-"""What mode Disaggregated is made of, without processes: the engines' lane, and batches that are carried over."""
+"""Parts of mode Disaggregated, without processes: the engines' lane, and batches that are carried over."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rljob_worker.types import Generation, RewardResult
 
 
 class Lane:
-    """A lane whose work ends when it is told to, or when it is given up."""
+    """A lane whose work ends on request, or when it is given up."""
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
@@ -191,7 +191,7 @@ class Made:
         return self.pool.groups
 
     def close(self, step: Step) -> None:
-        """As `Job.advance`."""
+        """Same as `Job.advance`."""
         self.pool.settle([group.ordinal for group in step.groups], [])
         self.progress.step += 1
         self.progress.weight_version += 1

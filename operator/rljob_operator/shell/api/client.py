@@ -92,12 +92,12 @@ class ApiClient:
         await self._official.close()
 
     def now(self) -> float:
-        """Unix seconds by the API server's clock, as its last answer told them: what one replica writes into a status
-        is compared with what another one's clock says, and that one may be wrong."""
+        """Unix seconds by the API server's clock, as of its last answer: what one replica writes into a status is
+        compared with what another one's clock says, and that one may be wrong."""
         return time.time() + self._ahead
 
     def _compare_clocks(self, date: str | None) -> None:
-        """From an answer's `Date`, which knows whole seconds only, and is as old as the answer's way was long."""
+        """From an answer's `Date`, which has whole seconds only, and is as old as the answer's way was long."""
         try:
             ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
         except ValueError:
@@ -231,8 +231,8 @@ class ApiClient:
 
 
 def _apply_text(body: Manifest | list[Json]) -> str:
-    """JSON that is YAML as well: the API server's reader knows no pair of escapes for one character beyond U+FFFF, and
-    takes no unprintable character that is not escaped."""
+    """JSON that is YAML as well: the API server's reader supports no pair of escapes for one character beyond
+    U+FFFF, and takes no unprintable character that is not escaped."""
     text = json.dumps(body, ensure_ascii=False)
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -103,7 +103,7 @@ class Cache(Generic[Item, Value]):
 
         Args:
             item: the object.
-            tell: call `changed`; False where whoever wrote this state knows what follows from it.
+            tell: call `changed`; False where the writer of this state has already acted on it.
             listed: resourceVersion of the list that the state comes from; what was learnt up to there gives way to it.
         """
         meta = item["metadata"]

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 _EVER = 2**63
 LONGEST_SHARE = 1.2
-"""Pauses are scattered by a fifth, so that those who wait for the same server do not come back together."""
+"""Pauses are scattered by a fifth, so that clients of the same server do not return together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The spec of a stored RLJob, as this version knows it."""
+"""The spec of a stored RLJob, as this version reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From Kubernetes objects to what the reconciler reads. Pure; whoever reads objects from elsewhere may use it too."""
+"""From Kubernetes objects to the reconciler's input. Pure; usable for objects from other sources too."""
 
 from __future__ import annotations
 

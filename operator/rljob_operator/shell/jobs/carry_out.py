@@ -64,7 +64,7 @@ class ActionFailed(Exception):
 
     Attributes:
         reason: one word for an Event.
-        told: whether the user should be told: nothing will change by itself soon.
+        told: whether the user gets an Event: nothing will change by itself soon.
         retry_after: seconds that the server asked to wait.
         refused: what the status should say of an object that the job needs.
     """
@@ -90,7 +90,7 @@ class Executor:
         client: the API server.
         informers: the caches.
         tokens: the bearer tokens.
-        observer: knows the addresses of heads and drivers.
+        observer: holds the addresses of heads and drivers.
         events: where Events go.
         metrics: where writes are counted.
         settings: render settings and the throttle.

@@ -246,7 +246,7 @@ class Observer:
         return *await self._submission(key, state, attempt.submission_id), *driver
 
     def _vouched_for(self, key: JobKey, job: JobView, attempt: AttemptStatus) -> bool:
-        """Whether an answer of the driver says enough: Ray has told of the attempt a moment ago, and nothing is new."""
+        """Whether an answer of the driver says enough: Ray reported the attempt a moment ago, and nothing is new."""
         name, at = self._asked.get(key, ("", 0.0))
         running = attempt.accepted and attempt.start_step is not None and attempt.stop_time is None
         unchanged = job.status.observed_generation == job.generation

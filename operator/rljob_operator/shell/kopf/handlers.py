@@ -36,7 +36,7 @@ async def learn(
 
 @kopf.on.probe(id="watches")
 async def probe(memo: kopf.Memo, **_: object) -> str:
-    """Tell whoever asks for the process's life what its watches lack."""
+    """Liveness probe: report what the watches of the process lack."""
     return memo.informers.problem or "ok"
 
 

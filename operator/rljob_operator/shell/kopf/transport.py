@@ -141,7 +141,7 @@ async def _list_again(informer: Informer) -> AsyncIterator[bytes]:
 
 
 async def _events(informer: Informer, reader: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a watch as they come, to the first that Kopf must not see: there it is told to list again."""
+    """The lines of a watch as they come, to the first that Kopf must not see: there Kopf has to list again."""
     began, rest, cause, problem = time.monotonic(), b"", "", ""
     try:
         while not cause:
