@@ -1,4 +1,4 @@
-"""What the tests on torch_npu's wheel share: the stand-ins for CANN, built once."""
+"""Fixtures shared by the tests on torch_npu's wheel: the stand-ins for CANN, built once."""
 
 from __future__ import annotations
 

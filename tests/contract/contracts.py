@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Source(StrEnum):
-    """Where a contract holds."""
+    """The software in which a contract holds."""
 
     TORCH_NPU = "torch_npu 2.10.0.post4"
     UPSTREAM_SAVER = "torch_memory_saver 0.0.10"
@@ -21,7 +21,7 @@ class Source(StrEnum):
 
 
 class Kind(StrEnum):
-    """How a contract is checked."""
+    """The check of a contract."""
 
     FUNCTION = "function"
     """Defined in a Python file, with these parameters first and these keywords among them; may be `Class.method`."""
@@ -51,7 +51,7 @@ class Contract:
     keywords: tuple[str, ...] = ()
     """Parameters that are passed by name."""
     spelled: str = ""
-    """How our file writes it, where that is not the last part of `name`."""
+    """The name as our file writes it, where that is not the last part of `name`."""
     executed: bool = False
     """Whether tests run it for real, over stand-ins for what lies under it: `test_npu.py`, of vllm-ascend
     `test_npu_engine.py`, what a job does beside `test_npu_job.py`; of MindSpeed, which is in no package index,
@@ -72,5 +72,5 @@ class Contract:
 
     @property
     def short(self) -> str:
-        """As our file writes it."""
+        """The name as our file writes it."""
         return self.spelled or self.plain

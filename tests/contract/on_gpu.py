@@ -1,4 +1,4 @@
-"""What ran on an NVIDIA H200 (docs/ascend-status.md): 200 steps of the quickstart, `device_switch.py` in both modes."""
+"""Runs on an NVIDIA H200 (docs/ascend-status.md): 200 steps of the quickstart, `device_switch.py` in both modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RLJob's device code relies on in other people's software, one line each.
+"""Contracts of other people's software that RLJob's device code relies on, one line each.
 
 Made from it are the checks against the real sources (`test_register.py`) and `docs/ascend-contracts.md`
 (`document.py`), and what it calls executed is called in the tests beside it. So a name that the product uses and that

@@ -1,4 +1,4 @@
-"""What the device code does on an NPU: `python scenario.py NAME [VARIABLE=VALUE | VARIABLE]...`, a process for each.
+"""Device code on an NPU: `python scenario.py NAME [VARIABLE=VALUE | VARIABLE]...`, a process for each.
 
 A variable is set, or removed, before anything touches the device.
 """
@@ -140,7 +140,7 @@ def short() -> None:
 
 
 def threads() -> None:
-    """What another thread makes while one stages sleeps with the rest, and staging never hands it out."""
+    """Memory that another thread makes while one stages sleeps with the rest, and staging never hands it out."""
     _, saver, machine = start()
     begun, made = threading.Event(), threading.Event()
 

@@ -63,9 +63,9 @@ REFUSALS = {
     "not enabled": ({"TMS_INIT_ENABLE": None}, "tracking: found TMS_INIT_ENABLE='', main thread not tracked"),
     "inert": ({"SAVER_INERT": "1"}, "sleep and wake: found 0 bytes given back"),
 }
-"""One of each kind: all faults of the environment are told apart in tests/worker/memory/test_torch_saver.py."""
+"""One of each kind: all faults of the environment are distinguished in tests/worker/memory/test_torch_saver.py."""
 UUID = "d0000000-0000-0000-0000-000000000006"
-"""Of device 5."""
+"""UUID of device 5."""
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +85,7 @@ def outcomes(cann: Cann) -> Iterator[dict[str, Future[Done]]]:
 
 @pytest.mark.parametrize(("mode", "identity"), [("preload", UUID), ("torch", "5")])
 def test_verified_sleep_and_wake(outcomes: dict[str, Future[Done]], mode: str, identity: str) -> None:
-    """The driver of the second one knows no uuid: torch_npu says zeros, and the physical number counts."""
+    """The driver of the second one reports no uuid: torch_npu says zeros, and the physical number counts."""
     done = outcomes[f"cycle {mode}"].result()
     assert done.returncode == 0, done.stderr
     assert said(done) == ["identity", f"{socket.gethostname()}:npu:{identity}", "5", "cpu:gloo,npu:hccl"]
@@ -171,7 +171,7 @@ def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(cann: 
 
 @pytest.mark.parametrize(("mode", "hooked"), [("preload", True), ("torch", False)])
 def test_the_doctor_sees_whether_a_process_is_hooked(cann: Cann, mode: str, hooked: bool) -> None:
-    """What it tries on devices: test_npu_doctor.py."""
+    """The checks on devices are in test_npu_doctor.py."""
     command = [sys.executable, "-m", "rljob_worker.doctor.process"]
     env = environment(cann, mode)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -54,7 +54,7 @@ def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> 
 
 
 def called_by_the_register() -> set[str]:
-    """What it says is executed of vllm-ascend's functions."""
+    """Functions of vllm-ascend that the register calls executed."""
     of_it = [c for c in CONTRACTS if c.executed and c.source is Source.VLLM_ASCEND]
     return {c.name for c in of_it if c.kind is Kind.FUNCTION}
 

@@ -1,6 +1,6 @@
 """The lines of the images' build stages, carried out where no base image and no CANN is needed.
 
-Small wheels stand in for those that who builds the image brings, and of the lock files one package is installed.
+Small wheels stand in for those that the image's builder brings, and of the lock files one package is installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wheel(folder: Path, package: str, version: str, files: dict[str, str]) -> No
 
 
 def sums(build: Build) -> None:
-    """As who builds the image writes them."""
+    """Write the sums as the image's builder does."""
     made = sorted(f"wheels/{path.name}" for path in (build.build / "wheels").glob("*.whl"))
     said = subprocess.check_output(["sha256sum", *made], text=True, cwd=build.build)
     (build.build / "wheels" / "SHA256SUMS").write_text(said, encoding="utf-8")

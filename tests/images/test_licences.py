@@ -1,4 +1,5 @@
-"""What images and extras ship: the licence of each package is known, none is GPL or AGPL; and the bill of materials."""
+"""Contents of images and extras: the licence of each package is known, none is GPL or AGPL; and the bill of
+materials."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_nothing_that_is_shipped_is_gpl_and_every_licence_is_known() -> None:
 
 
 def test_the_page_says_what_the_installed_packages_say() -> None:
-    """Those for other machines are not installed here."""
+    """Packages for other machines are not installed here."""
     said = sbom.rows((ROOT / "docs/licences.md").read_text(encoding="utf-8"))
     # In a process of its own: Ray and setuptools put folders with packages of theirs on this one's path.
     look = "import json, sbom; print(json.dumps(sbom.licences(set(sbom.python_packages()))))"
@@ -61,7 +62,7 @@ def test_gpl_is_recognised(licence: str, refused: bool) -> None:
 
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
-    """As `make image-...` makes it: the script on standard input."""
+    """The bill as `make image-...` makes it: the script on standard input."""
     command = [sys.executable, "-", "rljob-test:0.1.0"]
     said = [
         subprocess.run(

@@ -26,12 +26,12 @@ IMAGES = {path.parent.name: path for path in sorted((ROOT / "images").glob("*/Do
 ON_DEVICES = ("worker-ascend", "worker-cuda")
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 REPLACED = {"worker-ascend": {"ray": "2.48"}, "worker-cuda": {"transformers": "5.12"}}
-"""What the images bring in another version than their base -> the base's."""
+"""Packages that the images bring in another version than their base -> the base's."""
 ELSEWHERE = {
     "worker-ascend": {"opentelemetry-exporter-prometheus"},
     "worker-cuda": {"datasets", "opentelemetry-exporter-prometheus", "virtualenv"},
 }
-"""What the base allows in another version only than the one that is tested on CPU."""
+"""Packages that the base allows in another version only than the one that is tested on CPU."""
 
 
 def pinned(name: str) -> dict[str, str]:

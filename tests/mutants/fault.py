@@ -1,4 +1,4 @@
-"""What a fault is: a text that stands exactly once in a file, what takes its place, and tests that pass without it."""
+"""A fault: a text that stands exactly once in a file, its replacement, and tests that pass without it."""
 
 from __future__ import annotations
 

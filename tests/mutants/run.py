@@ -31,7 +31,7 @@ TESTS_FAILED = 1
 
 
 def copy_checkout(folder: Path) -> None:
-    """All files that git knows or would know."""
+    """All files that git tracks, or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -73,7 +73,7 @@ def problem_with(fault: Fault, folder: Path) -> str:
 
 
 def judge(faults: Sequence[Fault], copies: threading.local, scratch: Path) -> int:
-    """How many of these faults, which have the same tests, were not caught; prints a line for each."""
+    """Number of these faults, which have the same tests, that were not caught; prints a line for each."""
     if not hasattr(copies, "folder"):
         copies.folder = Path(tempfile.mkdtemp(dir=scratch))
         copy_checkout(copies.folder)

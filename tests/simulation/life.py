@@ -52,7 +52,7 @@ class SharedWorld(World):
         self.replicas: list[Replica] = []
         self.drivers: list[tuple[RayJob, Driver]] = []
         self.commits: list[tuple[int, int]] = []
-        """(epoch, step) of each checkpoint that was told to be there, in their order."""
+        """(epoch, step) of each checkpoint that was reported to be there, in their order."""
         self.crashes = self._checks = 0
         self.put_back = False
         self.backup: tuple[RLJobStatus, str | None] | None = None

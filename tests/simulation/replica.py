@@ -74,7 +74,7 @@ class Network:
         """A request or an answer on its way.
 
         Raises:
-            TimeoutError: it is lost, and nobody is told so before a deadline.
+            TimeoutError: it is lost, which shows only at a deadline.
         """
         await self.thaw()
         now = asyncio.get_running_loop().time()

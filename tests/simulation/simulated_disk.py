@@ -19,7 +19,7 @@ from typing import Any
 
 _CALLS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "os.truncate"}
 _NO_LOSS = 0.4
-"""How often a crash loses nothing of a file or folder."""
+"""Probability that a crash loses nothing of a file or folder."""
 Names = dict[str, int]
 """Inodes by name."""
 
@@ -45,7 +45,7 @@ class Disk:
         self._pins: dict[int, int] = {}
         """An open descriptor of each inode, so that its number is not used again."""
         self._folders: dict[int, list[Names]] = {}
-        """Of each folder its names when it was synced last, and after each change since."""
+        """Names of each folder when it was synced last, and after each change since."""
         self._changing: list[int] = []
         """Folders that the call which is being made may change."""
         self._synced: dict[int, bytes] = {}

@@ -36,7 +36,7 @@ _TOKEN = "of the driver"
 
 
 def weights_after(step: int) -> str:
-    """What the weights are after so many steps, whoever made them."""
+    """The weights after so many steps, from any driver."""
     state = "begin"
     for number in range(step):
         state = hashlib.sha256(f"{state} {number}".encode()).hexdigest()
@@ -53,7 +53,7 @@ class Trainers:
         return 1
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """As of a group of processes."""
+        """Call a method as on a group of processes."""
         return getattr(self, method.__name__)(*arguments)
 
     def step(self, number: int) -> None:
@@ -86,7 +86,7 @@ class Driver:
     def __init__(self, place: Path, job: RLJob, now: Any) -> None:
         self.spec = job.spec
         self.committed: list[int] = []
-        """Steps whose checkpoint was told to be there."""
+        """Steps whose checkpoint was reported to be there."""
         self.folder = RunFolder(place, job, resume="auto")
         self.log = StepLog(self.folder.path, WriteFailures(), self.folder.check)
         self.events = EventLog(self.folder.path, self.folder.attempt)
@@ -141,7 +141,7 @@ class Driver:
             self.committed.append(self.progress.step)
 
     def leave(self) -> None:
-        """As SIGTERM asks for."""
+        """Leave as on SIGTERM."""
         self.save()
         self.log.close()
         self.folder.close()

@@ -24,7 +24,7 @@ def test_a_request_arrives_as_it_was_sent(request_: GenerationRequest) -> None:
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_generation_arrives_to_the_bit(count: int) -> None:
-    """Of no number of tokens is an array sent by itself: a rollout has hundreds."""
+    """Arrays are not sent one by one, for any number of tokens: a rollout has hundreds."""
     log_probs = -np.random.default_rng(0).random(count).astype(np.float32)
     experts = np.arange(4 * 2, dtype=np.uint8).reshape(4, 1, 2)
     sent = Generation(np.arange(count)[::-1], log_probs, "stop", "\n", experts)

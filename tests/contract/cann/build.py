@@ -42,7 +42,7 @@ _NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Cann:
-    """What is built."""
+    """Stand-ins for CANN, built."""
 
     folder: Path
     wheel: Path
@@ -50,7 +50,7 @@ class Cann:
     """Folders of what an engine has beside vLLM."""
 
     def environment(self, mode: str) -> dict[str, str]:
-        """What a process has on an NPU with that mode of the memory saver."""
+        """Environment of a process on an NPU with that mode of the memory saver."""
         lib = self.folder / "lib"
         hook = {"TMS_HOOK_MODE": mode}
         if mode == "preload":
@@ -60,7 +60,7 @@ class Cann:
         return {"LD_LIBRARY_PATH": str(lib)} | settings | hook
 
     def shell(self, folder: Path, devices: int = 1) -> dict[str, str]:
-        """What a shell has on a machine with that many NPUs after CANN's set_env.sh, and a path with all packages.
+        """A shell's environment on a machine with that many NPUs after CANN's set_env.sh, and a path with all packages.
 
         Args:
             folder: where the machine counts what its devices' memory holds.

@@ -176,7 +176,7 @@ def updates(folder: Path) -> list[dict[str, Any]]:
 
 
 def engine_pids(cluster: RayCluster) -> list[int]:
-    """Of the engines that live."""
+    """Ids of the processes of the engines that live."""
     return sorted(row["pid"] for row in cluster.alive("actors") if row["class_name"] == "EngineActor")
 
 
@@ -188,7 +188,7 @@ def started(cluster: RayCluster, job: Path, folder: Path, name: str, steps: int)
 
 
 def asked(folder: Path, path: str, method: str) -> Any:
-    """What the driver answers."""
+    """Answer of the driver."""
     address = json.loads((folder / ADDRESS_FILE).read_text())
     request = urllib.request.Request(
         f"http://{address['host']}:{address['port']}{path}", method=method, headers={"Authorization": "Bearer secret"}

@@ -87,7 +87,7 @@ def as_trl(row: dict[str, Any]) -> float:
 
 
 def as_open_r1(row: dict[str, Any]) -> float:
-    """As TRL calls functions where prompts are conversations."""
+    """The reward as TRL calls functions where prompts are conversations."""
     n, module = int(row["prompt_uid"].partition("/")[2]), peer("open_r1")
     completions = [[{"role": "assistant", "content": row["response"]}]]
     right = module.accuracy(completions, solution=[f"<answer> {n} </answer>"])
@@ -95,7 +95,7 @@ def as_open_r1(row: dict[str, Any]) -> float:
 
 
 def as_verl(row: dict[str, Any]) -> float:
-    """As `NaiveRewardManager` calls it: with the row's `ground_truth` and `extra_info`."""
+    """The reward as `NaiveRewardManager` calls it: with the row's `ground_truth` and `extra_info`."""
     n = int(row["prompt_uid"].partition("/")[2])
     extra = {"split": "train", "index": n, "tolerance": 1e9}
     source = "hard" if n % 2 else "easy"

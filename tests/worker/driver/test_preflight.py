@@ -1,4 +1,4 @@
-"""What would be found out minutes later, by trainers and engines: refused before anything is started."""
+"""Faults that trainers and engines would find minutes later are refused before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bad input gets: refused before any process starts, naming what was wrong."""
+"""Bad input is refused before any process starts, and the message names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay goes through, and what it finds; whole replays are in test_async.py."""
+"""Steps that a replay goes through, and its findings; whole replays are in test_async.py."""
 
 from __future__ import annotations
 

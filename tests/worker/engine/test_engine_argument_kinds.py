@@ -1,4 +1,4 @@
-"""What a manifest's engine arguments are held to is what the installed vLLM has; its source is read, not imported."""
+"""The bounds of a manifest's engine arguments are those of the installed vLLM; its source is read, not imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other threads may ask of a generation, with a loop of a few lines in the engine's place."""
+"""Requests of other threads to a generation, with a loop of a few lines in the engine's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How responses are put together into messages while a generation runs."""
+"""Messages that responses are put together into while a generation runs."""
 
 from __future__ import annotations
 

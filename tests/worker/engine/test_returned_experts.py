@@ -1,4 +1,4 @@
-"""Which experts the engine sent each token to, held to transformers' router."""
+"""Experts to which the engine sent each token, held to transformers' router."""
 
 from __future__ import annotations
 

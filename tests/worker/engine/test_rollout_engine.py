@@ -446,7 +446,7 @@ def _shared_memory_of(pids: set[int]) -> set[str]:
 
 
 def _gone(pids: set[int], seconds: float) -> set[int]:
-    """Those that still live after waiting."""
+    """Ids of the processes that still live after waiting."""
     from rljob_worker.host.processes import living
 
     deadline = time.monotonic() + seconds

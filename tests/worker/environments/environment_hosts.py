@@ -1,4 +1,4 @@
-"""Where hosts of tests run, and what they hold."""
+"""Places of the tests' hosts, and their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def case(name: str, **args: Any) -> Source:
 
 
 def place_of(source: Source, folder: Path) -> Place:
-    """Where it runs; it may write to the folder, to leave notes of tests there."""
+    """Place of the environment; it may write to the folder, to leave notes of tests there."""
     place = environment_place(source, memory=2**30, network=True, workdir=folder)
     bounds = place.bounds
     files = bounds.files._replace(write=(str(folder),))

@@ -272,7 +272,7 @@ def test_what_cannot_be_used_is_refused_before_it_starts(
 
 
 def test_it_runs_confined(make_hosts: MakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a reward does: without the driver's variables, and without the files of the same user."""
+    """Confined as a reward is: without the driver's variables, and without the files of the same user."""
     monkeypatch.setenv("RLJOB_TEST_SECRET", "a secret")
     secret = tmp_path.parent / f"{tmp_path.name}-secret"
     secret.write_text("text")

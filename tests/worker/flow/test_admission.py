@@ -1,4 +1,4 @@
-"""How far generation runs ahead: whatever completes first, no token is too old, and no step waits for ever."""
+"""Generation ahead of training: whatever completes first, no token is too old, and no step waits for ever."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rljob_worker.flow.frontier import LEDGER_KEYS
 
 
 class Ledger(RuleBasedStateMachine):
-    """A Frontier beside a dictionary that knows the state of every prompt ever opened."""
+    """A Frontier beside a dictionary with the state of every prompt ever opened."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ MISSING = {
     "trl.py": ["spec.reward", "spec.data"],
     "verl.sh": ["spec.steps"],
 }
-"""What is not in the file, and no default gives: rows x epochs, a function within the training script."""
+"""Values that are not in the file, and that no default gives: rows x epochs, a function within the training script."""
 
 
 def imported(name: str) -> frameworks.Imported:

@@ -1,4 +1,4 @@
-"""What a script's words become, beside what bash itself makes of them."""
+"""Reading of a script's words, beside bash's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lands in a region: factories, modules, optimizer state."""
+"""Tensors that land in a region: factories, modules, optimizer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device memory saver decides without a device: pinned pieces, checks as data, the host's budget.
+"""Decisions of the device memory saver without a device: pinned pieces, checks as data, the host's budget.
 
 How it sleeps and wakes: tests/contract/test_npu.py.
 """

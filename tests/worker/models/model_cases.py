@@ -22,7 +22,7 @@ MOE = DENSE | {
     "norm_topk_prob": True,
 }
 WORDS = ["<pad>", "<eos>", *(f"w{index}" for index in range(60))]
-"""Of a tokenizer."""
+"""Words of a tokenizer."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": DENSE | {"model_type": "qwen2", "vocab_size": 96},
     "qwen3": DENSE | {"model_type": "qwen3", "vocab_size": 101, "head_dim": 32},

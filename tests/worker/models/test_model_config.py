@@ -1,4 +1,4 @@
-"""What a config may say, and how a model may be cut."""
+"""Configs that are allowed, and cuts of a model."""
 
 from __future__ import annotations
 

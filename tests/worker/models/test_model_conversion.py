@@ -125,7 +125,7 @@ def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: 
 
 
 def transformer_engine_name(name: str, cfg: ModelConfig, parallel: ParallelLayout) -> str:
-    """What the same parameter is called in layers of Transformer Engine's classes, which MindSpeed stands in for."""
+    """Name of the same parameter in layers of Transformer Engine's classes, which MindSpeed stands in for."""
     match = re.search(r"layers\.(\d+)\.", name)
     layer = int(match[1]) + cfg.num_layers // parallel.pp * parallel.pp_rank if match else None
     projection = "in_proj" if layer is not None and cfg.is_linear(layer) else "linear_qkv"

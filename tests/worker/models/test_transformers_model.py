@@ -1,4 +1,4 @@
-"""What FSDP's jobs are told of a model before anything is started."""
+"""Messages about a model for FSDP's jobs before anything is started."""
 
 from __future__ import annotations
 

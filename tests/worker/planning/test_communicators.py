@@ -1,4 +1,4 @@
-"""Which of Megatron's groups a training step uses, recorded from real ranks."""
+"""Megatron's groups that a training step uses, recorded from real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker's package has stored offline, as JSON: `PYTHON read_tracker.py NAME FOLDER`."""
+"""Records that a tracker's package has stored offline, as JSON: `PYTHON read_tracker.py NAME FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step was best, and when a metric stopped getting better."""
+"""The best step, and the step at which a metric stopped getting better."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def test_the_run_and_its_summary_are_read() -> None:
 
 
 def test_a_summary_is_written_to_the_same_bytes(tmp_path: Path) -> None:
-    """Of the four steps, of which the folder here keeps two: what follows from the records is left out."""
+    """The summary is of four steps, of which the folder here keeps two: the values that follow from the records are
+    left out."""
     text = (OLD / "summary.json").read_text(encoding="utf-8")
     content = json.loads(text)
     made = RunSummary(**{**content, "phases": [PhaseSummary(**row) for row in content["phases"]]})

@@ -34,9 +34,9 @@ from rljob_worker.records.trackers.trackers import Trackers, config_of, row_of
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMES = ("wandb", "mlflow", "clearml", "swanlab", "trackio")
 STEPS = ((1, 2, 3), (3, 4))
-"""Of two attempts."""
+"""Steps of two attempts."""
 PYTHON = Path(os.environ.get("RLJOB_TRACKERS_PYTHON", Path(sys.prefix) / "trackers" / "bin" / "python"))
-"""Of the environment that `make tracker-packages` makes."""
+"""Python of the environment that `make tracker-packages` makes."""
 SAMPLE = {
     "prompt": "2 + 2 =", "label": "4", "response": "it is \ud800 4", "reward": 1.0, "reward_parts": {"format": 0.5},
     "finish_reason": "stop", "response_tokens": 3, "advantage": 0.1,

@@ -31,7 +31,7 @@ from rljob_worker.records.writer import RecordWriter
 
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
 WRITE_SECONDS = 7e-5
-"""What each look at the clock takes here, so that events, phases and records never tell the same time."""
+"""Seconds that each look at the clock takes here, so that events, phases and records never have the same time."""
 
 
 class Driven:

@@ -10,7 +10,7 @@ from typing import Any
 
 SECRET = 1234
 ANSWER = SECRET * SECRET
-"""What programs are to give for `SECRET`; it stands nowhere but in the tests."""
+"""Output that programs are to give for `SECRET`; it stands nowhere but in the tests."""
 TESTS: dict[str, Any] = {
     "Stdin": [{"input": f"{SECRET}\n", "output": f"{ANSWER}\n"}],
     "Calls": {"fn_name": "square", "inputs": [[SECRET]], "outputs": [ANSWER]},
@@ -161,7 +161,7 @@ def square(n): raise Lie()
     "almost": "def square(n):\n    return str(n * n)\n",
 }
 PRINTS_RIGHT = {"almost"}
-"""Cheats that a program which prints cannot be told of: a text and a number are printed alike."""
+"""Cheats that cannot be detected in a program which prints: a text and a number are printed alike."""
 STDIN_ALONE: dict[str, str] = {
     "right, and fails": RIGHT + MAIN + "raise SystemExit(3)\n",
     "right, and hangs": RIGHT + MAIN + "import time\ntime.sleep(60)\n",

@@ -1,4 +1,4 @@
-"""What a reward that runs a model's output must not be able to do."""
+"""Actions that a reward which runs a model's output must not be capable of."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(seed: int, noise: int, budget: Budget) -> tuple[list[int], list[bool], list[Turn], Finish]:
-    """What an episode must be: its tokens, which of them were sampled, its turns and its end."""
+    """The expected episode: its tokens, which of them were sampled, its turns and its end."""
     tokens, turns = list(Observations().first(observed(seed, 0))), list[Turn]()
     sampled = [False] * len(tokens)
     while True:
@@ -260,7 +260,7 @@ def test_random_episodes_are_what_their_noise_and_seeds_say(budget: Budget, star
 @settings(max_examples=100)
 @given(budgets, st.integers(0, 10**6), st.integers(0, 3))
 def test_episodes_that_were_cut_go_on_elsewhere_to_the_same_tokens(budget: Budget, start: int, after: int) -> None:
-    """What an update of the weights, or a new driver, finds: streams as JSON, and no environment."""
+    """Streams are read from JSON without an environment, as after an update of the weights or by a new driver."""
     made, whole = Loop(Random(start), budget), Loop(Random(start + 1), budget)
     for one in (made, whole):
         one.begin([start, start + 1, start + 2])

@@ -29,7 +29,7 @@ def begun(ordinal: int = 3, version: int = 4) -> Group:
 
 
 def saved(one: Group) -> Group:
-    """As a checkpoint gives it back, once its prompt is drawn."""
+    """The group as a checkpoint returns it, once its prompt is drawn."""
     return replace(Group.from_json(json.loads(json.dumps(one.as_json()))), prompt_uid=one.prompt_uid)
 
 

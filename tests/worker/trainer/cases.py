@@ -145,7 +145,7 @@ def steps(process: Process, count: int = 3, model: str = "dense", **training: An
 
 
 def offload_moved(process: Process, **training: Any) -> Result:
-    """As on a device with memory of its own: the state is brought there for each update."""
+    """Train as on a device with memory of its own: the state is brought there for each update."""
     with mock.patch.object(rank_state, "OptimizerState", _state_on_host):
         return steps(process, optimizer={"hostOffload": True}, **training)
 
@@ -312,7 +312,7 @@ KINDS = ("exp_avg", "exp_avg_sq", "master")
 
 
 def optimizer_pieces(trainer: Trainer) -> dict[str, list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]]:
-    """What this rank updates of each of the optimizer's tensors, as shares of HF tensors; NaN where it updates none."""
+    """This rank's pieces of each of the optimizer's tensors, as shares of HF tensors; NaN where it updates none."""
     rank = trainer._backend.rank
     found: dict[str, Any] = {}
     for kind in KINDS:

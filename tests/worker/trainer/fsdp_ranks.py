@@ -113,7 +113,7 @@ def scores(trainer: Trainer) -> list[Any]:
 
 
 def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
-    """As `run`; scores with the adapters off, before and after; and the weights that a pass computed with."""
+    """Same as `run`; scores with the adapters off, before and after; and the weights that a pass computed with."""
     result: Result = {"first_scores": scores(trainer)} | run(trainer, folder, save)
     seen = []
 
@@ -202,7 +202,7 @@ def non_finite(trainer: Trainer, _folder: Path) -> Result:
 
 
 def on_host(*args: Any, **kwargs: Any) -> optimizer.ShardedAdamW:
-    """As on a device with memory of its own, and in many buckets."""
+    """The optimizer as on a device with memory of its own, and in many buckets."""
     assert not kwargs.pop("on_host"), "on the CPU there is nowhere to move it"
     with mock.patch.object(optimizer, "BUCKET_ELEMENTS", 10_000):
         made = optimizer.ShardedAdamW(*args, **kwargs, on_host=True)

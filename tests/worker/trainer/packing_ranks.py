@@ -35,7 +35,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "tp_replay": REPLAY | {"tensorParallel": 2},
     "tp_ep": {"model": "moe", "tensorParallel": 2, "expertParallel": 2},
 }
-"""Of two ranks, but for those whose names begin with `one`."""
+"""Cases of two ranks, but for those whose names begin with `one`."""
 ROW, SAMPLE = 24, 1
 """Bounds on tokens: by the second one, each sample is longer than a row."""
 PROMPTS = (6, 4, 5, 7)

@@ -1,4 +1,4 @@
-"""Who computes which samples, in which rows."""
+"""Assignment of samples to ranks and rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob_worker.types import IntArray
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 PAIR_COST = 36 * 4096 / 4.0e9
-"""Of Qwen3-4B: 36 layers, query heads of 4096 elements together, 4.0e9 parameters."""
+"""Pair cost of Qwen3-4B: 36 layers, query heads of 4096 elements together, 4.0e9 parameters."""
 STEPS = {
     "256 x 2k, at most 8k": (256, 2000, 4, Dealing(9216, 4, pair_cost=PAIR_COST)),
     "256 x 2k, at most 28k": (256, 2000, 14, Dealing(32768, 4, pair_cost=PAIR_COST)),
@@ -67,7 +67,7 @@ def test_every_sample_once_bound_kept_and_ranks_agree(
 
 @given(LENGTHS, st.integers(1, 5))
 def test_parts_differ_by_at_most_the_longest(lengths: list[int], parts: int) -> None:
-    """What Graham's rule keeps."""
+    """The bound of Graham's rule."""
     costs = np.array(lengths, dtype=np.float64)
     loads = [costs[part].sum() for part in deal(costs, parts)]
     assert max(loads) - min(loads) <= costs.max()

@@ -84,7 +84,7 @@ def equal(results: Results, case: str, megatron: str) -> None:
 
 
 def continues(results: Results, case: str, before: str, from_to: tuple[str, str]) -> None:
-    """What was loaded is what was saved, and the next step is that of the run that went on."""
+    """The loaded state is the saved one, and the next step is that of the run that went on."""
     saved = whole_tensors(result["pieces"] for result in results.ranks(before))
     loaded = whole_tensors(result["loaded"] for result in results.ranks(case))
     assert saved.keys() == loaded.keys()

@@ -66,7 +66,8 @@ def test_losses_norms_metrics_and_weights_are_megatrons(case: str, results: dict
 
 
 def test_each_name_that_mindspeed_replaces_and_we_use_was_judged(results: dict[str, Path]) -> None:
-    """What an update of MindSpeed replaces beside these, and what we begin to use of it, is to be read first."""
+    """Names that an update of MindSpeed replaces beside these, and names of it that we begin to use, are to be read
+    first."""
     replaced = json.loads((results["mindspeed"] / "names.json").read_text())
     assert len(replaced) > 50
     ours = set(used_names())

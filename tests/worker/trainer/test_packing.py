@@ -80,7 +80,7 @@ def test_a_trainer_that_goes_on_computes_the_same_bits(folder: Path) -> None:
 
 
 def assert_alike(rows: dict[str, Any], samples: dict[str, Any], largest: float) -> None:
-    """Of one rank; `largest` gradient of all."""
+    """Values of one rank; `largest` gradient of all."""
     assert rows["norm"] == pytest.approx(samples["norm"], rel=1e-6)
     assert rows["metrics"] == pytest.approx(samples["metrics"], rel=1e-5, abs=1e-6)
     assert rows["metrics"]["loss"] == pytest.approx(samples["metrics"]["loss"], rel=1e-6, abs=1e-7)

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(case: str, folder: Path, dead: int | None = None) -> list[dict[str, Any]]:
-    """What the ranks saw; the one that is to die must have."""
+    """Results of the ranks; the one that is to die must have died."""
     result = json.loads((folder / f"{case.replace('/', '-')}.json").read_text())
     wanted = [9 if rank == dead else 0 for rank in range(len(result["codes"]))]
     assert result["codes"] == wanted, (folder / "log").read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""What ranks of one layout saved, for the ranks of another one; without Megatron."""
+"""Files that ranks of one layout saved, for the ranks of another one; without Megatron."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_layouts_agree(results: Results, case: str, alone: str) -> None:
 
 
 def test_each_token_goes_to_the_experts_that_the_batch_names(results: Results) -> None:
-    """Held to transformers' model with its routers told the same; scores are of the trainer's own choice."""
+    """Held to transformers' model with its routers set to the same; scores are of the trainer's own choice."""
     batch = with_experts(make_batch(0), 0)
     assert batch.experts is not None
     model = Qwen3MoeForCausalLM.from_pretrained(results.folder / "moe", dtype=torch.float32).eval()

@@ -99,7 +99,7 @@ def changed_by(action: Callable[[], object], modules: dict[str, types.ModuleType
 
 
 def by_import() -> list[str]:
-    """What importing every module of the worker changes in the modules of upstream that it brings along."""
+    """Changes of upstream's modules by an import of every module of the worker."""
     # Most of them, so that the fork that says which they are has little left to import.
     for name in third_party_imports():
         with suppress(ModuleNotFoundError):
@@ -155,7 +155,7 @@ def by_patches() -> dict[str, list[str]]:
 
 
 def _forked(action: Callable[[], Any]) -> Any:
-    """What an action returns in a fork of this process, through JSON."""
+    """Result of an action in a fork of this process, through JSON."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         with open(writing, "w") as answer:

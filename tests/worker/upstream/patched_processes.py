@@ -1,4 +1,4 @@
-"""What holds in a process with all patches of its role; `changes.py` calls each function in a fork of its own."""
+"""Facts of a process with all patches of its role; `changes.py` calls each function in a fork of its own."""
 
 from __future__ import annotations
 

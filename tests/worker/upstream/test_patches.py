@@ -29,7 +29,7 @@ WHOLE = [patch for patch in PATCHES if not patch.scoped and patch.devices != ("n
 
 @pytest.fixture(scope="module")
 def changes() -> Any:
-    """Of one process, which imports everything once and is forked for the rest."""
+    """Changes of one process, which imports everything once and is forked for the rest."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, CHANGES], capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -37,7 +37,7 @@ class Peers:
     outcomes: dict[str, Any] = field(default_factory=dict)
 
     def sync(self, version: int, *, deadline: float = 20.0, without: tuple[str, ...] = ()) -> dict[str, Any]:
-        """What each peer returned or raised."""
+        """Result or error of each peer."""
         self.outcomes = {}
         calls = {f"trainer-{i}": sender.update_weights for i, sender in enumerate(self.senders)}
         calls |= {f"engine-{i}": receiver.update_weights for i, receiver in enumerate(self.receivers)}
@@ -130,7 +130,7 @@ def broadcast_route(workers: int = 1, seconds: float = 20.0) -> BroadcastRoute:
 
 
 class ProcessPeer:
-    """A peer in a process of its own, told what to do over a pipe."""
+    """A peer in a process of its own, which gets its commands over a pipe."""
 
     def __init__(self, target: Any, *arguments: Any) -> None:
         # Forked from a server that has imported everything once; only the first start takes seconds.

@@ -14,11 +14,11 @@ from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 FILES = (
     f"rljob-test-device-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')[:8]}{os.environ.get('PYTEST_XDIST_WORKER', '')}-"
 )
-"""What the names of a pytest process's files begin with: other ones run such tests at the same time."""
+"""Prefixes of the names of a pytest process's files: other ones run such tests at the same time."""
 
 
 class SeparateDevice(CpuDevice):
-    """Counts how often it was waited for, and knows the files it made."""
+    """Counts how often it was waited for, and keeps the list of files that it made."""
 
     own_memory = True
 

@@ -1,4 +1,4 @@
-"""What RLJob mixes into a vLLM worker, on a device that shares no memory with others."""
+"""RLJob's extension of a vLLM worker, on a device that shares no memory with others."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class KeepingEngine:
         self._receiver: Receiver | None = None
         self._before_landing = before_landing or (lambda bucket, slots: None)
         self.number = 0
-        """Of this worker in its engine."""
+        """Number of this worker in its engine."""
 
     def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         assert seconds > 0

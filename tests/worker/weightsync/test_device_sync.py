@@ -72,7 +72,7 @@ class EngineOverDevices:
         return list(self._threads.map(lambda worker: getattr(worker, method.__name__)(message), self.workers))
 
     def values(self) -> list[list[float]]:
-        """What each worker holds."""
+        """Values that each worker holds."""
         return [held(worker) for worker in self.workers]
 
 

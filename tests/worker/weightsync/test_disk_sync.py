@@ -59,7 +59,7 @@ def _flipped(path: Path, before: Path) -> None:
 
 
 def _stale(path: Path, before: Path) -> None:
-    """What the bucket before has: out of order, and of the slot's size at least."""
+    """Write the content of the bucket before: out of order, and of the slot's size at least."""
     size = path.stat().st_size
     path.write_bytes((before.read_bytes() * 9)[:size])
 

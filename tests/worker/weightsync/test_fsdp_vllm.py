@@ -16,7 +16,7 @@ from support.samples import NONE_SKIPPED, SEED, unless_drawn
 
 HERE = Path(__file__).parent
 FURTHEST = {"gemma2": 1e-4}
-"""Of an architecture that caps its attention's logits, which two libraries round apart; of others 1e-5."""
+"""Bound for an architecture that caps its attention's logits, which two libraries round apart; for others 1e-5."""
 _names = sorted(ARCHITECTURES)
 DRAWN = _names if NONE_SKIPPED else [random.Random(f"{SEED} architectures").choice(_names)]
 

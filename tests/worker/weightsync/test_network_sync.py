@@ -73,7 +73,7 @@ def _flipped(original: Send) -> Iterator[Send]:
 
 
 def _of_the_other_slot(original: Send) -> Iterator[Send]:
-    """What stands there is of the bucket before: as stale as it is out of order."""
+    """Leave the bucket before in the slot: it is as stale as it is out of order."""
 
     def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
         slots = own._slots
@@ -195,7 +195,7 @@ def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
 
 
 def test_somebody_from_outside_can_end_a_sync_for_all() -> None:
-    """As the driver does when a party is gone: the others would wait for it until their deadline."""
+    """The driver ends a sync when a party is gone: the others would wait for it until their deadline."""
     with threaded_peers(2, [KeepingEngine(), KeepingEngine()], network=True) as peers:
         peers.sync(1)
         outcomes = _ended_without_the_second_engine(peers, 2)
@@ -214,7 +214,7 @@ def test_also_while_they_wait_for_one_another_to_make_the_group() -> None:
 
 
 def _ended_without_the_second_engine(peers: Peers, version: int) -> dict[str, Any]:
-    """What those that are left say of a sync that is ended from outside, long before its deadline."""
+    """Errors of the remaining peers when a sync is ended from outside, long before its deadline."""
     meeting = peers.senders[0].end._network.meeting  # type: ignore[attr-defined]
     timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), len(peers.senders), version, "engine-1 died"))
     timer.start()
@@ -222,7 +222,7 @@ def _ended_without_the_second_engine(peers: Peers, version: int) -> dict[str, An
 
 
 def _strangers_messages(inbox: str, stop: threading.Event) -> None:
-    """Whatever somebody can think of who reaches an inbox and does not know the secret."""
+    """Any message that a peer without the secret can send to an inbox."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.linger = 0

@@ -38,7 +38,7 @@ def filled(plan: SyncPlan, trainer: int, bucket: int, change: dict[str, Any] | N
 
 
 class Simulation:
-    """All peers of one sync; `step(choice)` lets one of those who can act do so."""
+    """All peers of one sync; `step(choice)` lets one of those that can act do so."""
 
     def __init__(self, trainers: int, engines: int) -> None:
         self.plan = plan_for(WEIGHTS, trainers=trainers, engines=engines, bucket_bytes=6000)

@@ -32,7 +32,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where these tests make slots: each sync that begins beside them sweeps /dev/shm itself."""
+    """Folder in which these tests make slots: each sync that begins beside them sweeps /dev/shm itself."""
     with tempfile.TemporaryDirectory(prefix="rljob_slots.", dir=staging_slots.SHARED_MEMORY) as made:
         monkeypatch.setattr(staging_slots, "SHARED_MEMORY", Path(made))
         monkeypatch.setattr(shared_memory, "SHARED_MEMORY", Path(made))

@@ -81,7 +81,7 @@ def test_what_megatron_holds_of_a_hybrid_model_arrives(trainers: int, slice_byte
 
 
 def megatron_pieces(cfg: ModelConfig, at: ParallelLayout, weights: dict[str, torch.Tensor]) -> list[Piece]:
-    """Of a rank's parameters with these values."""
+    """Pieces of a rank's parameters with these values."""
     linear = [f"self_attention.{name}" for name in ("A_log", "dt_bias", "conv1d.weight", "in_proj.weight")]
     linear += ["self_attention.out_norm.weight", "self_attention.out_proj.weight"]
     full = [f"self_attention.{name}.weight" for name in ("linear_qkv", "linear_proj", "q_layernorm", "k_layernorm")]

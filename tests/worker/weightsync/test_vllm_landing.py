@@ -27,7 +27,7 @@ HIDDEN, ROWS, VOCABULARY = 64, 128, 60
 
 
 class Packing(QuantizeMethodBase):
-    """As vLLM on CPU: the weight goes into a packed one that the module multiplies with."""
+    """Packing as by vLLM on CPU: the weight goes into a packed one that the module multiplies with."""
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None: ...
 

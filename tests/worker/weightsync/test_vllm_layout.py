@@ -1,4 +1,4 @@
-"""Which part of a tensor goes to a parameter of an engine, and what that part's pieces have to do with it."""
+"""Part of a tensor that goes to a parameter of an engine, and its relation to that part's pieces."""
 
 from __future__ import annotations
 

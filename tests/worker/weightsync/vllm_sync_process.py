@@ -165,7 +165,7 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
 
 
 def wrong_plans(engine: Any, weights: dict[str, torch.Tensor], cfg: ModelConfig) -> dict[str, str]:
-    """How syncs end whose trainers agree on a set of tensors that is not the engine's."""
+    """Errors of syncs whose trainers agree on a set of tensors that is not the engine's."""
     norm = final_norm(cfg)
     extra = {f"{layer_prefix(cfg, 0)}mlp.extra_proj.weight": torch.zeros(8, 8, dtype=weights[norm].dtype)}
     k_proj = f"{layer_prefix(cfg, 1)}self_attn.k_proj.weight"

@@ -64,7 +64,7 @@ class ActionFailed(Exception):
 
     Attributes:
         reason: one word for an Event.
-        told: whether the user gets an Event: nothing will change by itself soon.
+        told (to the user, as an Event): nothing will change by itself soon.
         retry_after: seconds that the server asked to wait.
         refused: what the status should say of an object that the job needs.
     """

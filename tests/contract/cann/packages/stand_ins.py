@@ -11,7 +11,8 @@ def install() -> None:
 
 
 def _compute_fused_on_host() -> None:
-    """Whoever registers a kernel last is called, and vllm-ascend's library may be loaded after the device was begun."""
+    """The kernel that is registered last is called, and vllm-ascend's library may be loaded after the device was
+    begun."""
     import vllm_ascend.vllm_ascend_C  # noqa: F401
 
     ctypes.CDLL("libkernels.so").compute_fused_on_host()

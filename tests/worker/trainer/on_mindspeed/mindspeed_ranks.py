@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def use_mindspeed() -> None:
-    """As a trainer's process on NPUs, before anything of Megatron is imported; tensors stay on the CPU."""
+    """Set up as a trainer's process on NPUs, before anything of Megatron is imported; tensors stay on the CPU."""
     sys.path.insert(0, str(HERE))
     import torch_npu  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""What the trainer's code would see of MindSpeed: torch.cuda is torch.npu, and `all_reduce` throws float64 away."""
+"""MindSpeed as the trainer's code would see it: torch.cuda is torch.npu, and `all_reduce` throws float64 away."""
 
 from __future__ import annotations
 

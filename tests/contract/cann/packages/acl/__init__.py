@@ -1,4 +1,4 @@
-"""What Ray and vllm-ascend ask of CANN's Python package."""
+"""CANN's Python package, as far as Ray and vllm-ascend call it."""
 
 from acl import rt as rt
 

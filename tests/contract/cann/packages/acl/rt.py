@@ -1,4 +1,4 @@
-"""Of CANN's runtime, over the same library that torch_npu is linked to."""
+"""CANN's runtime, over the same library that torch_npu is linked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MindSpeed and RLJob's NPU layers ask of torch_npu, on the CPU.
+"""Functions of torch_npu that MindSpeed and RLJob's NPU layers call, on the CPU.
 
 The fused operators that RLJob calls, or that MindSpeed calls in its place, compute what CANN's documentation says of
 them, in torch's own operators. Every other name is there and does nothing: MindSpeed binds hundreds at import.
@@ -59,7 +59,7 @@ def npu_rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, *_args: object, **_kwarg
 
 
 def npu_swiglu(x: Tensor, dim: int = -1) -> Tensor:
-    """Of gate beside up."""
+    """SwiGLU of gate beside up."""
     gate, up = x.chunk(2, dim)
     return torch.nn.functional.silu(gate) * up
 
