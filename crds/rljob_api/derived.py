@@ -319,7 +319,7 @@ def environments(spec: RLJobSpec) -> Iterator[tuple[str, TextEnvironmentSpec]]:
 
 def is_deterministic(environment: TextEnvironmentSpec) -> bool:
     """Whether an environment of an episode can be made anew by its seed and actions."""
-    known = environment.python is None and environment.tools is None
+    known = environment.python is None and environment.openenv is None and environment.tools is None
     return known if environment.deterministic is None else environment.deterministic
 
 

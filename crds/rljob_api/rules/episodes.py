@@ -91,7 +91,7 @@ def _has_environment(spec: Any) -> bool:
 
 EPISODES = (
     exactly_one(ToolSpec, "python", "mcp"),
-    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "tools"),
+    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "openenv", "tools"),
     *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
     Rule(
         on=RLJobSpec,

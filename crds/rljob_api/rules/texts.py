@@ -201,6 +201,8 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
         yield Finding(("python",), "holds control characters", "package.module:Class, or ./file.py:Class")
     if environment.tools is not None and environment.args:
         yield Finding(("args",), "has no effect beside tools", "no args")
+    if environment.openenv is not None:
+        yield from _openenv(environment)
     for i, tool in enumerate(environment.tools or []):
         if tool.python is not None and unprintable(tool.python):
             wrong = "holds control characters"
@@ -281,6 +283,16 @@ def _rewards(spec: Any) -> Iterator[Finding]:
         seen.add(place)
 
 
+def _openenv(environment: Any) -> Iterator[Finding]:
+    if environment.args:
+        yield Finding(("args",), "has no effect beside openenv", "no args")
+    if not environment.network:
+        yield Finding(("network",), "false keeps its server from being reached", "true")
+    if environment.openenv.wait_seconds >= environment.reset_seconds:
+        wrong = "is not over when a reset has to be"
+        yield Finding(("openenv", "waitSeconds"), wrong, f"less than resetSeconds, {environment.reset_seconds:g}")
+
+
 def _held_out_seeds(spec: Any) -> Iterator[Finding]:
     """Seeds of an evaluation that the same environment has in training."""
     sources = spec.data.sources or [spec.data]
@@ -298,7 +310,8 @@ def _same_environment(one: Any, other: Any) -> bool:
     if one is None or other is None or (one.name, one.python) != (other.name, other.python):
         return False
     ids = [environment.gymnasium and environment.gymnasium.id for environment in (one, other)]
-    return bool(one.args == other.args and ids[0] == ids[1])
+    urls = [environment.openenv and environment.openenv.url for environment in (one, other)]
+    return bool(one.args == other.args and ids[0] == ids[1] and urls[0] == urls[1])
 
 
 def _environment(environment: Any) -> Iterator[Finding]:

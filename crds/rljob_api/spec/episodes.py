@@ -14,6 +14,7 @@ from rljob_api.base import (
     Fraction,
     FreeForm,
     Name,
+    NonNegativeFloat,
     PositiveFloat,
     Quantity,
     Seed,
@@ -51,6 +52,19 @@ class GymnasiumSpec(ApiModel):
     """Reward of an answer that is none of `actions`; the environment is not asked then."""
 
 
+class OpenEnvSpec(ApiModel):
+    """An OpenEnv server; each episode is a session of its own."""
+
+    url: Annotated[str, Field(pattern=r"^(https?|wss?)://[^\s/?#@]+(/[^\s?#]*)?$", max_length=2048)]
+    """Address of the server; `/ws` is added to it."""
+    action: Name
+    """Field of an action that gets the policy's answer."""
+    observation: Name | None = None
+    """Field of an observation that is shown to the policy; default: all of it, as JSON."""
+    wait_seconds: NonNegativeFloat = 30.0
+    """Seconds for which a reset asks a server again that is not there, or has no session left."""
+
+
 class McpServer(ApiModel):
     """A server of the Model Context Protocol that is started beside each environment host, within its bounds."""
 
@@ -70,7 +84,7 @@ class ToolSpec(ApiModel):
 
 
 class TextEnvironmentSpec(ApiModel):
-    """What answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python` and `tools`."""
+    """What answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python`, `openenv` and `tools`."""
 
     name: BuiltIn | None = None
     """Built in."""
@@ -80,6 +94,8 @@ class TextEnvironmentSpec(ApiModel):
     """`package.module:Class`, or a file and its class, `./game.py:Game`, relative to the manifest's folder (on a
     cluster an absolute path, in a volume or the image). It has gymnasium's methods, with text for observations and
     actions."""
+    openenv: OpenEnvSpec | None = None
+    """One that an OpenEnv server has; it needs as many sessions as episodes are open at once."""
     tools: Annotated[list[ToolSpec], Field(min_length=1, max_length=32)] | None = None
     """Tools that the policy may call before it answers the prompt of a row; needs `applyChatTemplate`, whose template
     shows them, and `episodes.toolParser`. An answer without a call ends the episode."""
@@ -92,7 +108,7 @@ class TextEnvironmentSpec(ApiModel):
     wait."""
     deterministic: bool | None = None
     """Whether the same seed and actions give the same answers: an episode whose process was lost is then made anew by
-    them. Default: true, with `python` and `tools` false."""
+    them. Default: true, with `python`, `openenv` and `tools` false."""
     reset_seconds: PositiveFloat = 60.0
     """Deadline of a reset; its process is ended then."""
     step_seconds: PositiveFloat = 30.0

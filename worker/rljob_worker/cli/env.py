@@ -24,7 +24,7 @@ its place. It runs as in a run: in a confined process of its own, with the same 
 
 Built in are FrozenLake and Sokoban; your own is FILE.py:Class or package.module:Class with gymnasium's methods
 (reset(seed=..., options=...), step(action), close()) and text for observations and actions; gymnasium:ID is one of
-gymnasium's. Actions come from --actions, else line by line from standard input.
+gymnasium's, openenv:URL that of an OpenEnv server. Actions come from --actions, else line by line from standard input.
 
 Exit code 1 where the environment fails.
 
@@ -32,8 +32,9 @@ examples:
   rljob env FrozenLake --seed 3
   rljob env Sokoban --args '{"size": [8, 8], "boxes": 2, "form": "Think"}' --seed 1
   rljob env my_game.py:Game --actions left left up
-  rljob env my_game.py:Game --check"""
-_GYMNASIUM = "gymnasium:"
+  rljob env my_game.py:Game --check
+  rljob env openenv:http://localhost:8000 --args '{"action": "message"}' --actions hello"""
+_GYMNASIUM, _OPENENV = "gymnasium:", "openenv:"
 _KEY = 0
 _PATIENCE_SECONDS = 0.5
 
@@ -122,6 +123,9 @@ def _source(name: str, args: dict[str, Json]) -> Source:
 
     if name.startswith(_GYMNASIUM):
         return Source(gymnasium={**args, "id": name.removeprefix(_GYMNASIUM)})
+    if name.startswith(_OPENENV):
+        # Who plays is told at once that nothing is there.
+        return Source(openenv={"waitSeconds": 0, **args, "url": name.removeprefix(_OPENENV)})
     return Source(python=name, args=args) if ":" in name else Source(name=name, args=args)
 
 

@@ -234,8 +234,11 @@ def _load_seeds(source: DataSource, field: str) -> LoadedSource:
     assert source.seeds is not None
     assert source.environment is not None
     environment = source.environment
-    kind = environment.name or environment.python or (environment.gymnasium and environment.gymnasium.id)
-    said = environment.model_dump_json(include={"name", "gymnasium", "python", "args"})
+    gymnasium, openenv = environment.gymnasium, environment.openenv
+    kind = environment.name or environment.python or (gymnasium and gymnasium.id) or (openenv and openenv.url)
+    # One that runs has the fingerprint that it had before there was another kind.
+    kinds = {"name", "gymnasium", "python", "args", *(["openenv"] if openenv is not None else [])}
+    said = environment.model_dump_json(include=kinds)
     fingerprint = xxhash.xxh3_128_hexdigest(f"{source.seeds.model_dump_json()}\0{said}".encode())
     name = source.name or re.sub(r"[^\w.-]+", "-", str(kind)).strip(".-")
     unlabelled = source.model_copy(update={"label_key": None})

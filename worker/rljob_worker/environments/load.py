@@ -31,7 +31,7 @@ REACH = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What names an environment: exactly one of the first four."""
+    """Names an environment: exactly one of the first five."""
 
     name: str | None = None
     """One that is built in."""
@@ -39,17 +39,19 @@ class Source:
     """`FILE.py:Class` or `package.module:Class`."""
     gymnasium: Mapping[str, object] | None = None
     """Settings of `GymnasiumSpec`."""
+    openenv: Mapping[str, object] | None = None
+    """Settings of `OpenEnvSpec`."""
     tools: ToolSource | None = None
     """Tools that a policy may call."""
     args: Mapping[str, object] = field(default_factory=dict)
-    """Of the environment that is built in, or of the class."""
+    """Arguments of the environment that is built in, or of the class."""
 
     def title(self) -> str:
         """It in a few words."""
         if self.tools is not None:
             named = (one if isinstance(one, str) else " ".join(one) for one in self.tools.tools)
             return f"tools {', '.join(named)}"
-        return str(self.name or self.python or (self.gymnasium or {}).get("id"))
+        return str(self.name or self.python or (self.gymnasium or {}).get("id") or (self.openenv or {}).get("url"))
 
 
 def maker(source: Source) -> Make:
@@ -65,6 +67,11 @@ def maker(source: Source) -> Make:
         return _builtin(source.name, source.args)
     if source.tools is not None:
         return Toolbox(source.tools, REACH)
+    if source.openenv is not None:
+        from rljob_api.spec import OpenEnvSpec
+        from rljob_worker.environments.openenv import OpenEnvServer
+
+        return OpenEnvServer(_settings(OpenEnvSpec, source.openenv, "environment.openenv"))
     if source.gymnasium is not None:
         # Models take longer to import than all else that a host of the user's own class needs.
         from rljob_api.spec import GymnasiumSpec

@@ -120,7 +120,7 @@ class Turns:
         self._by_key: dict[int, _Live] = {}
         self._by_sample: dict[tuple[OpenGroups, int, int], _Live] = {}
         self._lost: Counter[tuple[OpenGroups, int]] = Counter()
-        """How often a group was given back."""
+        """Number of times that a group was given back."""
         self._given_back: list[int] = []
         self._came: dict[int, Answer] = {}
         """By key: answers that nobody used yet."""
@@ -133,7 +133,7 @@ class Turns:
     # --- groups -------------------------------------------------------------------------------
 
     def at_once(self, prompts: Sequence[Prompt], samples: int) -> int:
-        """How many of these prompts may begin together, each with so many samples."""
+        """Number of these prompts that may begin together, each with so many samples."""
         worlds = [self._worlds[one.environment] for one in prompts if one.environment is not None]
         return min((max(1, world.hosts.places // samples) for world in worlds), default=max(1, len(prompts)))
 
@@ -163,7 +163,7 @@ class Turns:
                 groups.put(one.prompt, Group.opened(one.ordinal, one.prompt, starts, one.seed, version))
 
     def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
-        """What engines are asked for to go on with a group."""
+        """Requests that engines get to go on with a group."""
         budget = None if prompt.environment is None else self._worlds[prompt.environment].budget
         return [((group.ordinal, sample), request) for sample, request in group.requests(budget)]
 

@@ -295,7 +295,8 @@ def source_of(environment: TextEnvironmentSpec) -> Source:
     gymnasium = environment.gymnasium
     settings = None if gymnasium is None else gymnasium.model_dump(mode="json", by_alias=True)
     tools = None if environment.tools is None else ToolSource(tuple(map(_tool, environment.tools)))
-    return Source(environment.name, environment.python, settings, tools, environment.args)
+    openenv = None if environment.openenv is None else environment.openenv.model_dump(mode="json", by_alias=True)
+    return Source(environment.name, environment.python, settings, openenv, tools, environment.args)
 
 
 def _tool(spec: ToolSpec) -> str | tuple[str, ...]:
