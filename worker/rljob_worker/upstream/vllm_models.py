@@ -26,8 +26,8 @@ PATCHES = (
         "vllm-models-in-process",
         ("vllm.model_executor.models.registry._run_in_subprocess",),
         {"vllm": VLLM},
-        "for each model that is not in its cache, and a new run folder has none, vLLM starts an interpreter that imports "
-        "torch and vLLM again, to keep CUDA out of the engine's process: ten seconds of a core, and a CPU has no CUDA. "
+        "for each model that is not in its cache, and a new run folder has none, vLLM starts an interpreter that "
+        "imports torch and vLLM again, to keep CUDA out of the engine's process: ten seconds of a core, on CPU too. "
         "(On NPUs vllm-ascend changes what models import when its worker is made: they must not be imported before)",
         "tests/worker/upstream/test_vllm_models.py::test_a_models_class_is_looked_at_without_a_process",
         look_in_this_process,
