@@ -1,4 +1,4 @@
-"""A model's class that no cache knows."""
+"""The class of a model that is in no cache."""
 
 from __future__ import annotations
 
