@@ -114,7 +114,9 @@ def missing_arguments(name: str, args: Mapping[str, Any]) -> list[str]:
 
 def token_limit(args: Mapping[str, Any], max_response_tokens: int) -> int:
     """`limit` of `length` and `overlong`: as many tokens as a response can have, where it is not given."""
-    return int(args.get("limit", max_response_tokens))
+    limit = args.get("limit")
+    # One that is no number is reported as such (`argument_faults`).
+    return limit if type(limit) is int else max_response_tokens
 
 
 def part_name(part: Any) -> str:

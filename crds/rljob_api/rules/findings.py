@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from rljob_api import kubernetes_names as names
 
@@ -51,3 +53,22 @@ def object_name(at: tuple[str | int, ...], name: str | None, what: str) -> Itera
 def unprintable(text: str) -> bool:
     """Whether a text holds characters that no name, path or variable can."""
     return any(ord(character) < 32 or ord(character) == 127 for character in text)
+
+
+def named_object(at: tuple[str | int, ...], path: str | None, form: str) -> Iterator[Finding]:
+    """`package.module:NAME` or `FILE.py:NAME`, whose form the schema has checked; `form` says it in words."""
+    if path is not None and unprintable(path):
+        yield Finding(at, "holds control characters", form)
+    elif path is not None and keyword.iskeyword(name := path.rpartition(":")[2]):
+        yield Finding(at, f"{name} is a word of Python's, and names nothing", form)
+
+
+def address_fault(address: str) -> str:
+    """What is wrong with an address; empty where nothing is."""
+    try:
+        parts = urlsplit(address)
+        if parts.port == 0:
+            return "has no port that could be reached"
+    except ValueError as error:
+        return f"is no address: {error}"
+    return "" if parts.hostname else "names no host"

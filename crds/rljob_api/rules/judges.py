@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.rules.texts import NEVER_GIVEN, reward_functions
-from rljob_api.spec import JudgeSpec, RewardSpec, RLJobSpec, VerdictSpec
+from rljob_api.spec import JudgeEndpoint, JudgeSpec, RewardSpec, RLJobSpec, VerdictSpec
 
 
 def _asked(spec: Any) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def _asked(spec: Any) -> Iterator[Finding]:
         if function.name != "judge":
             continue
         named = function.args.get("judge")
-        asked |= set(names) if named is None else {named}
+        asked |= {named} if isinstance(named, str) else set(names)
         if place in seen:
             continue
         seen.add(place)
@@ -32,7 +32,7 @@ def _asked(spec: Any) -> Iterator[Finding]:
             yield Finding((*place, "name"), "asks a judge, and there are none", "one in spec.judges, or another reward")
         elif named is None and len(names) > 1:
             yield Finding((*place, "args"), "does not say which judge is asked", f"judge: {' or '.join(names)}")
-        elif named is not None and named not in names:
+        elif isinstance(named, str) and named not in names:
             yield Finding((*place, "args", "judge"), "there is no judge of this name", ", ".join(names))
     for index, name in enumerate(names):
         if name not in asked:
@@ -42,6 +42,13 @@ def _asked(spec: Any) -> Iterator[Finding]:
 def _network(reward: Any) -> Iterator[Finding]:
     if not reward.network and any(function.name == "judge" for function in reward.parts or [reward]):
         yield Finding(("network",), "false keeps a judge from being asked", "true")
+
+
+def _endpoint(endpoint: Any) -> Iterator[Finding]:
+    if wrong := address_fault(endpoint.url):
+        yield Finding(("url",), wrong, "like http://judge:8000/v1")
+    elif endpoint.url.rstrip("/").endswith("/completions"):
+        yield Finding(("url",), "is that of one request", "the address before it, like http://judge:8000/v1")
 
 
 def _judge(judge: Any) -> Iterator[Finding]:
@@ -78,6 +85,7 @@ def _verdict(verdict: Any) -> Iterator[Finding]:
 JUDGE_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJobSpec: (_asked,),
     RewardSpec: (_network,),
+    JudgeEndpoint: (_endpoint,),
     JudgeSpec: (_judge,),
     VerdictSpec: (_verdict,),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from rljob_api import derived
-from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.spec import OtlpSpec, RLJobSpec, TrackerSpec
+from rljob_api.step_metrics import is_step_metric, like_it
 
 _OVER_HTTP = ("wandb", "clearml", "swanlab")
 """Trackers whose servers have no other address."""
@@ -31,8 +31,38 @@ def _profile(spec: Any) -> Iterator[Finding]:
         yield Finding((*at, "firstStep"), f"is behind the last of the job's {spec.steps} steps", f"1 to {spec.steps}")
 
 
+def _metrics(spec: Any) -> Iterator[Finding]:
+    """Metrics that no record of the job will have."""
+    named = (("earlyStop",), spec.early_stop), (("checkpoint", "keepBest"), spec.checkpoint.keep_best)
+    for at, block in named:
+        if block is None:
+            continue
+        if not is_step_metric(block.metric):
+            near = ", ".join(like_it(block.metric)) or "rollout/raw_reward, eval/NAME and others"
+            yield Finding((*at, "metric"), "is no metric of a step record", near)
+        elif wrong := _held_out(spec, block.metric):
+            yield Finding((*at, "metric"), *wrong)
+    if spec.early_stop is not None and spec.early_stop.after_step >= spec.steps:
+        wrong = f"is no step before the last of the job's {spec.steps}"
+        yield Finding(("earlyStop", "afterStep"), wrong, f"0 to {spec.steps - 1}")
+
+
+def _held_out(spec: Any, metric: str) -> tuple[str, str] | None:
+    """What is wrong with a metric of an evaluation, and what would be right, where its sets have names of their own."""
+    if not metric.startswith("eval/") or spec.evaluation is None or not spec.evaluation.sets:
+        return None
+    _, name, *of = metric.split("/", 2)
+    known = {one.name: one.pass_at or spec.evaluation.pass_at for one in spec.evaluation.sets}
+    if name not in known:
+        return "is of no set of the evaluation", ", ".join(f"eval/{one}" for one in known)
+    measured = ["truncated_ratio", *(f"pass@{k}" for k in known[name])]
+    if of and of[0] not in measured:
+        return "is not measured of this set", ", ".join((f"eval/{name}", *(f"eval/{name}/{one}" for one in measured)))
+    return None
+
+
 def _endpoint(otlp: Any) -> Iterator[Finding]:
-    if wrong := _address_fault(otlp.endpoint):
+    if wrong := address_fault(otlp.endpoint):
         yield Finding(("endpoint",), wrong, "like http://collector:4318")
 
 
@@ -41,23 +71,12 @@ def _tracker(tracker: Any) -> Iterator[Finding]:
         return
     if tracker.name in _OVER_HTTP and not tracker.url.lower().startswith(("http://", "https://")):
         yield Finding(("url",), f"is no address that {tracker.name} can reach", "one with http:// or https://")
-    elif tracker.url.lower().startswith("http") and (wrong := _address_fault(tracker.url)):
+    elif tracker.url.lower().startswith("http") and (wrong := address_fault(tracker.url)):
         yield Finding(("url",), wrong, "like https://server.example:8080")
 
 
-def _address_fault(address: str) -> str:
-    """What is wrong with an address; empty where nothing is."""
-    try:
-        parts = urlsplit(address)
-        if parts.port == 0:
-            return "has no port that could be reached"
-    except ValueError as error:
-        return f"is no address: {error}"
-    return "" if parts.hostname else "names no host"
-
-
 OBSERVED_CHECKS: dict[type, tuple[Check, ...]] = {
-    RLJobSpec: (_profile,),
+    RLJobSpec: (_profile, _metrics),
     OtlpSpec: (_endpoint,),
     TrackerSpec: (_tracker,),
 }

@@ -22,6 +22,7 @@ from rljob_api.rules.findings import (
     Finding,
     keys,
     labels,
+    named_object,
     object_name,
     unprintable,
 )
@@ -54,6 +55,7 @@ from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
 
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
 NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
+FUNCTION = "package.module:function, or ./file.py:function"
 _FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP", "RAY_TMPDIR")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _VOLUME_SOURCES = (
@@ -197,16 +199,13 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
             yield Finding(("environment", i), f"{name} is never given to an environment", "another variable")
     if environment.gymnasium is not None and environment.args:
         yield Finding(("args",), "has no effect beside gymnasium", "gymnasium.kwargs")
-    if environment.python is not None and unprintable(environment.python):
-        yield Finding(("python",), "holds control characters", "package.module:Class, or ./file.py:Class")
+    yield from named_object(("python",), environment.python, "package.module:Class, or ./file.py:Class")
     if environment.tools is not None and environment.args:
         yield Finding(("args",), "has no effect beside tools", "no args")
     if environment.openenv is not None:
         yield from _openenv(environment)
     for i, tool in enumerate(environment.tools or []):
-        if tool.python is not None and unprintable(tool.python):
-            wrong = "holds control characters"
-            yield Finding(("tools", i, "python"), wrong, "package.module:function, or ./file.py:function")
+        yield from named_object(("tools", i, "python"), tool.python, FUNCTION)
         for k, part in enumerate([] if tool.mcp is None else tool.mcp.command):
             if "\0" in part:
                 yield Finding(("tools", i, "mcp", "command", k), "holds a NUL character", "a program, or an argument")
@@ -219,8 +218,7 @@ def _function(reward: Any) -> Iterator[Finding]:
     if reward.name is not None:
         for key, wrong, allowed in argument_faults(reward.name, reward.args):
             yield Finding(("args", key), wrong, allowed)
-    if reward.python is not None and unprintable(reward.python):
-        yield Finding(("python",), "holds control characters", "package.module:function, or ./file.py:function")
+    yield from named_object(("python",), reward.python, FUNCTION)
     for name in reward.args if reward.python is not None else ():
         if name in _RESERVED_ARGUMENTS:
             yield Finding(("args", name), "is given to every reward function already", "another name")
@@ -229,8 +227,7 @@ def _function(reward: Any) -> Iterator[Finding]:
 
 
 def _oversampling(oversampling: Any) -> Iterator[Finding]:
-    if oversampling.function is not None and unprintable(oversampling.function):
-        yield Finding(("function",), "holds control characters", "package.module:function, or ./file.py:function")
+    yield from named_object(("function",), oversampling.function, FUNCTION)
 
 
 def reward_functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:

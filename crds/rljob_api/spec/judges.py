@@ -30,7 +30,7 @@ class VerdictSpec(ApiModel):
     """Regular expression of Python with one group, the verdict. The last match in the answer counts; what stands before
     `</think>` is not looked at."""
     values: Annotated[dict[str, FiniteFloat], Field(max_length=64)] = {}
-    """Scores of verdicts that are words, `{yes: 1, no: 0}`; upper and lower case are one. None: the verdict is a
+    """Scores of verdicts that are words, `{good: 1, bad: 0}`; upper and lower case are one. None: the verdict is a
     number."""
     min: FiniteFloat = 0.0
     """The least number that is a verdict."""

@@ -35,6 +35,7 @@ FILES = {
     "text.parquet": b"no",
     "text.txt": b"no",
     "syntax.py": b"x = 1\ndef f(:\n",
+    "values.py": b"f = 5\ndef again(): ...\nagain = [1]\ntable: dict = {}\n\nfine = 1\nfine = print\n",
     "scores.py": b"def score(response, label):\n    return 0\n",
     "asks.py": b"def score(response, tag, level, *, tests, more=1):\n    return 0\n",
     "syntax.jinja": b"{{ messages }}\n{% for %}",
@@ -125,6 +126,12 @@ def template(path: str) -> list[str]:
 
 def reward(path: str) -> list[str]:
     return ["--set", f"spec.reward={{python: '{path}'}}"]
+
+
+def judge(prompt: str) -> list[str]:
+    endpoint = "{url: 'http://127.0.0.1:9/v1', model: m}"
+    judges = f'spec.judges=[{{name: a, endpoint: {endpoint}, prompt: "{prompt}"}}]'
+    return ["--set", judges, "--set", "spec.reward={name: judge}"]
 
 
 def part(path: str) -> list[str]:
@@ -222,6 +229,16 @@ OF_RUN: list[tuple[list[str], str]] = [
         "spec.reward.args.lable: '%/scores.py:score' has no such parameter; did you mean 'label'?",
     ),
     (part("%/scores.py:scores"), "spec.reward.parts[1].python: %/scores.py has no 'scores'"),
+    (reward("%/values.py:f"), "spec.reward.python: %/values.py, line 1: 'f' is no function or class, but a value"),
+    (reward("%/values.py:again"), "spec.reward.python: %/values.py, line 3: 'again' is no function or class"),
+    (part("%/values.py:table"), "spec.reward.parts[1].python: %/values.py, line 4: 'table' is no function or class"),
+    (
+        ["--set", "spec.rollout.oversampling={function: '%/values.py:f'}"],
+        "spec.rollout.oversampling.function: %/values.py, line 1: 'f' is no function or class, but a value",
+    ),
+    (judge("{{ response"), "spec.judges[0].prompt: is no Jinja template: unexpected end of template"),
+    (judge("{{ response | nosuch }}"), "spec.judges[0].prompt: is no Jinja template: No filter named 'nosuch'"),
+    (judge("{{ label }}"), "spec.judges[0].prompt: does not show the response"),
     # --- folders that are written to -----------------------------------------------------------------
     (["--set", "spec.checkpoint.path=%/text.txt"], "%/text.txt: cannot be spec.checkpoint.path: %/text.txt is no"),
     (["--set", "spec.checkpoint.path=%/pipe/x"], "%/pipe/x: cannot be spec.checkpoint.path: %/pipe is no folder"),

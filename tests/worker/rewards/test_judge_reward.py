@@ -263,6 +263,9 @@ def test_the_last_verdict_counts_and_no_thought_does() -> None:
     [
         ("{{ response", "is no Jinja template"),
         ("{% for %}{{ response }}", "is no Jinja template"),
+        ("{{ response | nosuch }}", "is no Jinja template: No filter named 'nosuch'"),
+        ("{% include label %}{{ response }}", "takes in another template"),
+        ("{% extends 'a' %}{{ response }}", "takes in another template"),
         ("Grade it.", "does not show the response"),
     ],
 )

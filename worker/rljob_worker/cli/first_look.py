@@ -26,6 +26,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.memory import HostMemory
 from rljob_worker.host.paths import check_writable_folder
 from rljob_worker.records.run_files import read_run
+from rljob_worker.rewards.judge import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows
 from rljob_worker.rewards.source_check import check_sources
 
@@ -74,6 +75,7 @@ def look_first(
         check_first_rows(spec, source, field)
         read_template(source, field)
     check_sources(spec)
+    check_prompts(spec.judges)
     check_environment_code(spec)
 
 

@@ -13,6 +13,7 @@ from rljob_api.rewards import function_file
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 
+_VALUES = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.Match)
 
 
@@ -59,10 +60,26 @@ def _check_file(field: str, file: Path, name: str) -> None:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{field}: {file}{line}: no Python: {said}") from None
+    if (value := _value(tree, name)) is not None:
+        raise UserError(f"{field}: {file}, line {value.lineno}: {name!r} is no function or class, but a value")
     names = set(_names(tree))
     if name not in names and "*" not in names:
         near = difflib.get_close_matches(name, names)
         raise UserError(f"{field}: {file} has no {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def _value(tree: ast.Module, name: str) -> ast.expr | None:
+    """What a module's own lines make of a name last, where they show that nobody can call it."""
+    found: ast.expr | None = None
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(part, ast.Name) and part.id == name for one in targets for part in ast.walk(one)):
+                alone = all(isinstance(target, ast.Name) for target in targets)
+                found = node.value if alone and isinstance(node.value, _VALUES) else None
+        elif name in _names(ast.Module([node], [])) or isinstance(node, _COMPOUND):
+            found = None
+    return found
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -99,7 +100,8 @@ def _settings(model: type[Settings], given: Mapping[str, object], where: str) ->
     from pydantic import ValidationError
 
     try:
-        return model.model_validate(dict(given))
+        # As a manifest's own fields are read: no number is taken from a text.
+        return model.model_validate_json(json.dumps(dict(given)), strict=True)
     except ValidationError as error:
         found = []
         for one in error.errors():

@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ from rljob_worker.rewards.functions import RewardOutageError, Sample, Score, fla
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
+    from jinja2 import Template
 
 Answer = TypeVar("Answer")
 _Read: TypeAlias = Callable[[Mapping[str, object]], Answer | None]
@@ -74,6 +75,39 @@ def judge_of(judges: Iterable[JudgeSpec], reward: RewardSpec) -> JudgeSpec:
     return next(judge for judge in judges if named in (None, judge.name))
 
 
+def compiled_prompt(judge: JudgeSpec) -> tuple[Template, set[str]]:
+    """The template of a judge's user message, and the variables that it asks for.
+
+    Raises:
+        ValueError: it is no template, takes others in, or does not show the response.
+    """
+    from jinja2 import StrictUndefined, TemplateError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
+    source = DEFAULT_PROMPT if judge.prompt is None else judge.prompt
+    try:
+        tree = environment.parse(source)
+        template, asked = environment.from_string(source), meta.find_undeclared_variables(tree)
+    except (TemplateError, RecursionError) as error:
+        raise ValueError(f"is no Jinja template: {error}") from error
+    if any(True for _ in meta.find_referenced_templates(tree)):
+        raise ValueError("takes in another template, and there are none: write all of it in place")
+    if "response" not in asked:
+        raise ValueError("does not show the response: {{ response | tojson }}")
+    return template, asked
+
+
+def check_prompts(judges: Sequence[JudgeSpec]) -> None:
+    """Refuse a judge whose prompt cannot be used, before anything starts: UserError with its place."""
+    for place, judge in enumerate(judges):
+        try:
+            compiled_prompt(judge)
+        except ValueError as error:
+            raise UserError(f"spec.judges[{place}].prompt: {error}") from None
+
+
 class _Transient(Exception):
     """An answer after which the same request may succeed."""
 
@@ -91,9 +125,6 @@ class Judge:
     """
 
     def __init__(self, setup: JudgeSetup) -> None:
-        from jinja2 import StrictUndefined, TemplateError, meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
         self._spec, self._seed = setup.spec, setup.seed
         self._pattern = re.compile(setup.spec.verdict.pattern)
         self._values = {word.strip().casefold(): value for word, value in setup.spec.verdict.values.items()}
@@ -103,16 +134,10 @@ class Judge:
         self._key = None if variable is None else os.environ.get(variable)
         if variable is not None and not self._key:
             raise UserError(self._refused(f"endpoint.keyVariable: {variable} is not set where the driver runs"))
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
-        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
-        source = DEFAULT_PROMPT if setup.spec.prompt is None else setup.spec.prompt
         try:
-            self._template = environment.from_string(source)
-            asked = meta.find_undeclared_variables(environment.parse(source))
-        except (TemplateError, RecursionError) as error:
-            raise UserError(self._refused(f"prompt: is no Jinja template: {error}")) from error
-        if "response" not in asked:
-            raise UserError(self._refused("prompt: does not show the response: {{ response | tojson }}"))
+            self._template, asked = compiled_prompt(setup.spec)
+        except ValueError as error:
+            raise UserError(self._refused(f"prompt: {error}")) from error
         if setup.columns is not None and (unknown := sorted(asked - _GIVEN - setup.columns)):
             there = ", ".join(sorted(_GIVEN | setup.columns))
             raise UserError(self._refused(f"prompt: {unknown[0]!r} is no column of the data; there are {there}"))

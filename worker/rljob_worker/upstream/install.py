@@ -9,6 +9,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.upstream import (
     megatron,
     megatron_moe,
+    megatron_rotary,
     mindspeed,
     process_groups,
     ray_node,
@@ -31,6 +32,7 @@ PATCHES: tuple[Patch, ...] = (
     *torch_cpu.PATCHES,
     *megatron.PATCHES,
     *megatron_moe.PATCHES,
+    *megatron_rotary.PATCHES,
     *torch_gloo.PATCHES,
     *process_groups.PATCHES,
     *vllm_meeting.PATCHES,
