@@ -29,9 +29,9 @@ def compile_rule(rule: str) -> Any:
     return environment.compile(rule)
 
 
-def admit(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest as it would be stored: nulls dropped, defaults filled in."""
-    return _fill(root_schema(), copy.deepcopy(manifest))
+def admit(manifest: dict[str, Any], schema: Node | None = None) -> dict[str, Any]:
+    """Return the manifest as it would be stored: nulls dropped, defaults filled in; of an RLJob, or by this schema."""
+    return _fill(root_schema() if schema is None else schema, copy.deepcopy(manifest))
 
 
 OF_THE_ALGORITHM = {
@@ -57,9 +57,11 @@ def filled_alike(stored: Any, typed: Any, *, in_list: bool = False) -> bool:
     )
 
 
-def broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Broken]:
+def broken_rules(
+    manifest: dict[str, Any], old: dict[str, Any] | None = None, schema: Node | None = None
+) -> list[Broken]:
     """Return (path, message) of each rule that an admitted manifest breaks, or an update of `old` does."""
-    return list(_evaluate(root_schema(), manifest, old, ()))
+    return list(_evaluate(root_schema() if schema is None else schema, manifest, old, ()))
 
 
 def _fill(node: Node, value: Any) -> Any:
@@ -72,7 +74,7 @@ def _fill(node: Node, value: Any) -> Any:
     for name, field in fields.items():
         if name not in kept and "default" in field:
             kept[name] = copy.deepcopy(field["default"])
-    extra = node.get("additionalProperties", {})
+    extra = node.get("additionalProperties") or {}
     return {name: _fill(fields.get(name, extra), item) for name, item in kept.items()}
 
 
