@@ -22,7 +22,7 @@ SECONDS = 30
 
 
 def values(folder: str) -> dict[str, float]:
-    """What is known at the end of the run; an evaluation's newest value."""
+    """Metrics at the end of the run; of an evaluation its newest value."""
     found: dict[str, float] = {}
     rewards = []
     for row in rljob.load(folder).metrics():

