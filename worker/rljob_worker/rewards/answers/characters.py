@@ -51,6 +51,10 @@ _MODULUS = re.compile(
 )
 _NAMES = "sin cos tan cot sec csc asin acos atan arcsin arccos arctan log ln exp lg gcd lcm"
 _FUNCTIONS = frozenset(_NAMES.split())
+MAX_ARGUMENTS = 16
+_ARGUMENTS = r"((?:[^(){}]|(?<!\\)\{(?:[^{}]|\{[^{}]*+\})*+\})*+)"
+_OF_SEVERAL = re.compile(rf"\\?(?<![a-zA-Z])(gcd|lcm|max|min) ?(?:\({_ARGUMENTS}\)|\\\{{((?:[^(){{}}\\])*+)\\\}})")
+"""A function of several numbers, whose commas separate neither answers nor thousands."""
 _SEPARATORS = re.compile(r"\\text\{\s*,?\s*(and|or|或|和)\s*,?\s*\}")
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d])")
 
@@ -75,6 +79,7 @@ def clean(text: str) -> str:
     text = _SEPARATORS.sub(r" \1 ", text)
     text = _MODULUS.sub(lambda found: rf"\pmod{{{next(filter(None, found.groups()))}}}", text)
     text = re.sub(r"\\([%#&_])", r"\1", text) if r"\begin" not in text else text.replace(r"\%", "%")
+    text = _OF_SEVERAL.sub(_of_two, text)
     text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text)
     text = _dollars(text)
     return re.sub(r"\s+", " ", text).strip()
@@ -114,6 +119,17 @@ def _spell(found: re.Match[str]) -> str:
 
 def _infix(found: re.Match[str]) -> str:
     return f"\\{'binom' if found[2] == 'choose' else 'frac'}{{{found[1]}}}{{{found[3]}}}"
+
+
+def _of_two(found: re.Match[str]) -> str:
+    """`gcd(a, b, c)` as a function of two, `gcd{gcd{a}{b}}{c}`."""
+    name, parts = found[1], re.split(r",(?![^{}]*\})", found[2] or found[3] or "")
+    if len(parts) == 1 or not all(map(str.strip, parts)):
+        return found[0]
+    whole = parts[0]
+    for other in parts[1:MAX_ARGUMENTS]:
+        whole = f"\\{name}{{{whole}}}{{{other}}}"
+    return whole if len(parts) <= MAX_ARGUMENTS else found[0]
 
 
 def _function_or_text(found: re.Match[str]) -> str:

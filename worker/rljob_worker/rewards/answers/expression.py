@@ -277,6 +277,8 @@ class _Parser:
             return Node("divide", (self._argument(), self._argument()))
         if name == "binom":
             return Node("binomial", (self._argument(), self._argument()))
+        if name in ("gcd", "lcm", "max", "min"):
+            return Node(name, (self._argument(), self._argument()))
         if name == "sqrt":
             return self._root()
         if name in ("pi", "infty"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
-from math import comb, factorial
+from math import comb, factorial, gcd, lcm
 from typing import Any
 
 import mpmath
@@ -161,6 +161,28 @@ def _binomial(top: Number, bottom: Number) -> Number:
     return Fraction(comb(*whole))
 
 
+def _of_whole(function: Callable[[int, int], int]) -> Callable[[Number, Number], Number]:
+    def apply(left: Number, right: Number) -> Number:
+        whole = [of.numerator for of in (left, right) if isinstance(of, Fraction) and of.denominator == 1]
+        if len(whole) != 2:
+            raise NoValueError("a divisor or multiple of what are no whole numbers")
+        return Fraction(function(*whole))
+
+    return apply
+
+
+def _of_ordered(function: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
+    def apply(left: Number, right: Number) -> Number:
+        if isinstance(left, _CONTEXT.mpc) or isinstance(right, _CONTEXT.mpc):
+            raise NoValueError("the larger of complex numbers")
+        both = (
+            (left, right) if isinstance(left, Fraction) and isinstance(right, Fraction) else map(_float, (left, right))
+        )
+        return function(*both)
+
+    return apply
+
+
 def _function(name: str) -> Callable[[Number], Number]:
     function = getattr(_CONTEXT, name)
 
@@ -201,6 +223,10 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "root": _root,
     "factorial": _factorial,
     "binomial": _binomial,
+    "gcd": _of_whole(gcd),
+    "lcm": _of_whole(lcm),
+    "max": _of_ordered(max),
+    "min": _of_ordered(min),
     "floor": _whole(_CONTEXT.floor),
     "ceil": _whole(_CONTEXT.ceil),
     "ln": _logarithm,
