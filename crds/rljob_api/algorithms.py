@@ -21,7 +21,7 @@ DEFAULT = "grpo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmFacts:
-    """What an algorithm asks of a job; checked by the CRD and by the command line alike (`rljob_api.rules`)."""
+    """Requirements of an algorithm on a job; checked by the CRD and by the command line alike (`rljob_api.rules`)."""
 
     name: str
     """`spec.algorithm.name`."""

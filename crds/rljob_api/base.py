@@ -20,7 +20,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=1e9)]
 FiniteFloat = Annotated[float, Field(ge=-1e9, le=1e9)]
 """The bounds are wide: larger numbers are slips of the keyboard, and seconds that no clock can wait for."""
 Measured = Annotated[float, Field(ge=0)]
-"""What was measured, which no bound may refuse."""
+"""A measured value, which no bound may refuse."""
 NodeCount = Annotated[int, Field(ge=1, le=16384, json_schema_extra={"format": "int32"})]
 GroupSize = Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})]
 """Devices of a node or of a parallel group."""
@@ -36,7 +36,8 @@ StringMap = dict[str, Annotated[str, Field(max_length=4096)]]
 
 
 def keyed_by(field: str) -> dict[str, Any]:
-    """Schema of a list whose blocks the API server knows by a field: two managers may have different ones of it."""
+    """Schema of a list whose blocks the API server identifies by a field: two managers may have different ones of
+    it."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 

@@ -76,9 +76,9 @@ def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
 
 
 def may_lose_engines(spec: RLJobSpec) -> bool:
-    """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
+    """Whether others go on when an engine dies: the loop can, and a new one can get its devices.
 
-    An engine that spans several accelerators is told those of other processes, which are gone with its node.
+    An engine that spans several accelerators gets those of other processes, which are gone with its node.
     """
     alone = spec.rollout.tensor_parallel == 1 or PROFILES[spec.resources.profile].ray_resource is None
     return spec.mode == Mode.ASYNC and has_nodes_apart(spec) and alone
@@ -162,14 +162,15 @@ def mixes_versions(spec: RLJobSpec) -> bool:
 
 
 def ratio_anchor(spec: RLJobSpec) -> RatioAnchor:
-    """Where the ratio of the policy loss starts from."""
+    """Start of the ratio of the policy loss."""
     if spec.algorithm.anchor is not None:
         return spec.algorithm.anchor
     return RatioAnchor.ROLLOUT if spec.mode == Mode.ASYNC and max_staleness(spec) >= 2 else RatioAnchor.TRAINER
 
 
 def _of_group(spec: RLJobSpec, group: DeviceGroupSpec | None, fewest: int) -> int:
-    """What is given, or the fewest devices on one node that hold the group's parallel groups, or those of both."""
+    """The given number of devices, or the fewest on one node that hold the group's parallel groups, or those of
+    both."""
     if divides_devices(spec):
         return (group and group.devices_per_node) or fewest
     return spec.resources.devices_per_node or math.lcm(_for_training(spec), spec.rollout.tensor_parallel)
@@ -226,7 +227,7 @@ def staleness(spec: RLJobSpec) -> StalenessSpec:
 
 
 def max_staleness(spec: RLJobSpec) -> int:
-    """How many updates older than the weights that are trained a token's may be."""
+    """Number of updates by which a token's weights may be older than the weights that are trained."""
     if spec.rollout.partial is None and not divides_devices(spec):
         return 0
     return staleness(spec).max
@@ -241,7 +242,7 @@ def prompts_open(spec: RLJobSpec) -> int:
 
 
 def on_limit(spec: RLJobSpec) -> StalenessLimit:
-    """What becomes of groups that reach the bound before they are complete."""
+    """Treatment of groups that reach the bound before they are complete."""
     return staleness(spec).on_limit
 
 

@@ -1,4 +1,4 @@
-"""What manifest and worker both know of environments. Environment hosts import it: keep it light."""
+"""Facts about environments for manifest and worker. Environment hosts import it: keep it light."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class BuiltIn(StrEnum):
 
 
 class Form(StrEnum):
-    """How a policy writes its action."""
+    """Form in which a policy writes its action."""
 
     PLAIN = "Plain"
-    """As a word: the last one that is an action counts."""
+    """A word: the last one that is an action counts."""
     ANSWER = "Answer"
     """Between `<answer>` and `</answer>`: the last ones count."""
     THINK = "Think"

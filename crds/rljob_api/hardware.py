@@ -1,4 +1,4 @@
-"""How much memory one device of a profile has, by its chip.
+"""Memory of one device of a profile, by its chip.
 
 Sources, named at each value:
   HAMi       charts/hami/templates/scheduler/device-configmap.yaml of Project-HAMi/HAMi at 00160eb971 (memoryCapacity)
@@ -39,9 +39,9 @@ class DeviceMemory:
     """Memory of one device."""
 
     nbytes: int
-    """What processes see of it."""
+    """Bytes that processes see of it."""
     source: str
-    """Where the number is from, for people."""
+    """Source of the number, for people."""
 
 
 def device_memory(spec: RLJobSpec) -> DeviceMemory | None:

@@ -42,7 +42,7 @@ class ObjectMeta(ApiModel):
     deletion_grace_period_seconds: int | None = None
     """Set by the API server."""
     finalizers: list[str] = []
-    """What must be cleaned up before deletion."""
+    """Finalizers to clean up before deletion."""
     owner_references: list[dict[str, Any]] = []
     """Owners."""
     managed_fields: list[dict[str, Any]] = []
@@ -61,6 +61,6 @@ class RLJob(ApiModel):
     metadata: ObjectMeta
     """Name, labels and what the API server adds."""
     spec: RLJobSpec
-    """What the user wants."""
+    """The job that the user wants."""
     status: RLJobStatus | None = None
-    """What the operator has observed."""
+    """State that the operator has observed."""

@@ -50,7 +50,7 @@ class Metric:
 
 
 JOB_LABELS = ("namespace", "rljob")
-"""What the operator puts before the labels of every family about a job."""
+"""Labels that the operator puts before those of every family about a job."""
 
 PHASE_SECONDS = Metric(
     "rljob_phase_seconds",
@@ -137,7 +137,7 @@ JOB_METRICS = (
     ENVIRONMENT_FAILURES,
     LOST_STEPS,
 )
-"""What follows from the step records of a job."""
+"""Metrics from the step records of a job."""
 
 STATUS_PHASE = Metric(
     "rljob_status_phase",
@@ -192,7 +192,7 @@ LIFECYCLE_METRICS = (
     GOODPUT,
     LAST_PROGRESS,
 )
-"""What follows from the status of a job; the operator alone knows it."""
+"""Metrics from the status of a job; only the operator has them."""
 
 RECONCILE_SECONDS = Metric(
     "rljob_operator_reconcile_seconds",
@@ -250,10 +250,10 @@ OPERATOR_METRICS = (
     RECORD_ERRORS,
     LEADER,
 )
-"""What the operator says about itself."""
+"""Metrics of the operator itself."""
 
 DRIVER_METRICS = (CHECKPOINT_FALLBACKS, WRITE_FAILURES)
-"""What the driver alone says about its job."""
+"""Metrics that only the driver has of its job."""
 
 ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)
 

@@ -30,7 +30,7 @@ in its environment. Where trainers and engines have devices of their own, the tr
 rewards, and for leave to generate."""
 
 TIMED_PHASES = tuple(name for name in PHASES if name not in ("env_wait", "batch_wait", "admission_wait"))
-"""Those that have deadlines of their own; a wait for the other lane ends by what that lane does, and one for
+"""Phases that have deadlines of their own; a wait for the other lane ends by what that lane does, and one for
 environments by their own deadlines."""
 
 SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")

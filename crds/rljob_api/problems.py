@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, and the error that says so."""
+"""Problems of a manifest, and the error that reports them."""
 
 from __future__ import annotations
 

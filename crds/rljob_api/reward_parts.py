@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 PREFIX = "rollout/reward_parts/"
-"""What stands before a part's name in a step record's `metrics`: its mean over the step's samples that have it."""
+"""Prefix of a part's name in a step record's `metrics`: its mean over the step's samples that have it."""
 LEFT_OUT_KEY = "rollout/reward_parts_left_out"
 """Entry of `metrics`: how many names of the step have no metric."""
 MOST_PARTS = 32
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[^\W_][\w./ -]{0,63}")
 class PartNames:
     """Names that have a metric: the first `MOST_PARTS` of a job that are like `NAME_RULE`.
 
-    The order in which names come decides, so that whoever reads a job's records from their first one has the same.
+    The order in which names come decides, so that each reader of a job's records from their first one has the same.
     """
 
     __slots__ = ("_names",)

@@ -1,4 +1,4 @@
-"""What manifest and worker both know of rewards."""
+"""Facts about rewards for manifest and worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w{0,127}")
 MAX_TAGS = 8
 MAX_TOKENS = 2**24
 SANDBOX_SHARE = 0.8
-"""Of a reward's time-out, in which all tests of a program have to end: those that were not come to have failed."""
+"""Share of a reward's time-out in which all tests of a program have to end: those that were not come to have failed."""
 
 
 @dataclass(frozen=True, slots=True)

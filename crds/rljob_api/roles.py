@@ -16,12 +16,12 @@ COMPUTE_VARIABLE = "RLJOB_COMPUTE_DEVICE"
 its environment without the devices that it names. The driver says so in its log."""
 
 MEMORY_SAVER_LIBRARY = "/opt/rljob/lib/torch_memory_saver_hook_mode_preload.abi3.so"
-"""Where the worker images link the preload hook of torch_memory_saver to. It is a link, and outside of the package's
+"""Link of the worker images to the preload hook of torch_memory_saver. It is a link, and outside of the package's
 folder, because the package refuses to start when it finds two of its libraries there. A wrong path is ignored by the
 loader in silence, so trainers check at their start that the hook is in."""
 
 MEMORY_SAVER_DIGESTS = "/opt/rljob/memory-saver.sha256"
-"""Where the worker images record the SHA-256 of the memory saver's libraries, one a line as `sha256sum` prints them."""
+"""File of the worker images with the SHA-256 of the memory saver's libraries, one a line as `sha256sum` prints them."""
 
 _NO_EXPANDABLE_SEGMENTS = "expandable_segments:False"
 """Neither the memory saver nor vLLM's sleep works on expandable segments, and images set True (vime PR 285): removing

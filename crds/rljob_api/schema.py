@@ -57,7 +57,7 @@ def subschema(schema: Node, path: tuple[str | int, ...]) -> Node | None:
 
 
 def without_unknown(node: Node, value: Any) -> Any:
-    """What an API server with this schema keeps of a value: fields that it does not know are left out."""
+    """The part of a value that an API server with this schema keeps: unknown fields are left out."""
     properties, extra = node.get("properties"), node.get("additionalProperties")
     if isinstance(value, list):
         return [without_unknown(node.get("items", {}), item) for item in value]
@@ -74,7 +74,7 @@ def without_item_defaults(node: Node, *, in_list: bool = False) -> Node:
     """Return the schema without defaults of fields in lists.
 
     A default that the API server puts into a list makes another list of it than the manifest's: `kubectl apply` then
-    finds a change each time, and an apply by another manager a conflict. The operator knows the defaults.
+    finds a change each time, and an apply by another manager a conflict. The operator has the defaults.
     """
     made = {key: value for key, value in node.items() if not (in_list and key in ("default", "nullable"))}
     for key in ("items", "additionalProperties"):

@@ -28,7 +28,7 @@ class JobPhase(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """What the operator observes."""
+    """Observations of the operator."""
 
     QUEUED = "Queued"
     CLUSTER_READY = "ClusterReady"
@@ -46,7 +46,7 @@ class Condition(StatusModel):
         str,
         Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=316),
     ]
-    """What is observed: `Queued`, `ClusterReady`, `Running`, `Checkpointing`, `Suspended`, `Succeeded` or `Failed`."""
+    """Observation: `Queued`, `ClusterReady`, `Running`, `Checkpointing`, `Suspended`, `Succeeded` or `Failed`."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
@@ -88,7 +88,7 @@ class LastStep(StatusModel):
 
 
 class Progress(StatusModel):
-    """How far the training is."""
+    """Progress of the training."""
 
     step: NonNegativeInt = 0
     """Completed steps."""
@@ -156,7 +156,8 @@ class AttemptStatus(StatusModel):
     last_log_lines: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=50)] = []
     """The driver's last lines, kept before the pods go."""
     unwritten: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=16)] = []
-    """What it could not write and went on without: `step records` and `events`, which wait, `trajectories`, ..."""
+    """Files that it could not write and went on without: `step records` and `events`, which wait, `trajectories`,
+    ..."""
 
 
 class ClusterStatus(StatusModel):
@@ -192,7 +193,7 @@ class CheckpointRequest(StatusModel):
 
 
 class Goodput(StatusModel):
-    """Where the job's time went, in seconds; times devices: device-seconds.
+    """Use of the job's time, in seconds; times devices: device-seconds.
 
     The time since `since` belongs to the present phase and is not in the sums yet.
     """
@@ -220,7 +221,7 @@ class Goodput(StatusModel):
 
 
 class RLJobStatus(StatusModel):
-    """What the operator has observed."""
+    """State that the operator has observed."""
 
     phase: JobPhase | None = None
     """Summary of the conditions."""
@@ -242,14 +243,14 @@ class RLJobStatus(StatusModel):
     completion_time: Time | None = None
     """When the job ended."""
     progress: Progress | None = None
-    """How far the training is."""
+    """Progress of the training."""
     attempt: NonNegativeInt | None = None
     """Number of the current attempt."""
     restarts: NonNegativeInt | None = None
     """Restarts that counted."""
     failed_attempts: Annotated[dict[str, NonNegativeInt], Field(max_length=32)] | None = None
-    """How many attempts failed for each reason and were followed by another: all of them, also those that `attempts`
-    lists no more."""
+    """Number of attempts that failed for each reason and were followed by another: all of them, also those that
+    `attempts` lists no more."""
     attempts: Annotated[
         list[AttemptStatus],
         Field(max_length=10, json_schema_extra=keyed_by("number")),
@@ -262,6 +263,6 @@ class RLJobStatus(StatusModel):
     cluster: ClusterStatus | None = None
     """The Ray cluster."""
     goodput: Goodput | None = None
-    """Where the time went."""
+    """Use of the job's time."""
     writes: NonNegativeInt = 0
-    """How often the operator has written this status; the rules about changes of the spec pass over such writes."""
+    """Number of the operator's writes of this status; the rules about changes of the spec pass over such writes."""

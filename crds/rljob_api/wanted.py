@@ -1,4 +1,4 @@
-"""What a job wants of each of its worker nodes: what `rljob doctor` holds its findings against.
+"""Demands of a job on each of its worker nodes, to which `rljob doctor` holds its findings.
 
 The operator hands it to the doctor in the pods, so it holds nothing that may change while a job has devices: another
 pod template would make Kueue stop the job.
@@ -23,7 +23,7 @@ WANTED_VARIABLE = "RLJOB_DOCTOR_WANTED"
 
 
 class Wanted(BaseModel):
-    """What a node must offer; fields that are None or empty are not judged."""
+    """Demands on a node; fields that are None or empty are not judged."""
 
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, populate_by_name=True, extra="ignore")
 
@@ -49,7 +49,7 @@ class Wanted(BaseModel):
 
     @classmethod
     def of(cls, spec: RLJobSpec, group: NodeGroup | None = None) -> Wanted:
-        """What a job wants of the nodes of one of its groups; of its largest where none is given."""
+        """Demands of a job on the nodes of one of its groups; on its largest where none is given."""
         on_cpu = not PROFILES[spec.resources.profile].has_devices
         given = spec.environment
         return cls(

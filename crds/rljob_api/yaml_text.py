@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 2**20
-"""Of a manifest: the API server stores objects of about as many."""
+"""Largest manifest: the API server stores objects of about as many."""
 MAX_DEPTH = 64
 """Blocks inside blocks; a pod template merged into a manifest has about 20."""
 MAX_VALUES = 10_000

@@ -1,4 +1,4 @@
-"""What a hardware profile says: all that differs between kinds of devices, as data.
+"""Hardware profiles: all that differs between kinds of devices, as data.
 
 Nothing outside of this folder asks for a profile by its name, and nothing in the operator asks for the kind of device.
 """
@@ -47,12 +47,12 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class MindCluster:
-    """What MindCluster's scheduler (Volcano with the Ascend plugin) must be told about these devices."""
+    """Settings for MindCluster's scheduler (Volcano with the Ascend plugin) about these devices."""
 
     visible_devices_annotation: str | None = None
     """Pod annotation in which it writes the devices that it chose."""
     ring_controller: str | None = None
-    """`ring-controller.atlas`, by which MindCluster knows its pods."""
+    """`ring-controller.atlas`, which MindCluster requires on its pods."""
     schedule_policy: str | None = None
     """`huawei.com/schedule_policy`: how devices of a server are wired."""
     super_pods: bool = False
@@ -68,11 +68,11 @@ class HardwareProfile:
     name: str
     """`spec.resources.profile`; the file has the same name, with underscores."""
     order: int
-    """Where lists show it."""
+    """Place in lists."""
     kind: Kind
-    """Which library computes on it."""
+    """Library that computes on it."""
     chip: str | None
-    """Which one of `rljob_api.hardware.CHIP_MEMORY_GIB` it is; None: the profile does not say."""
+    """Chip in `rljob_api.hardware.CHIP_MEMORY_GIB`; None: the profile does not say."""
     resource_name: str | None
     """Extended resource; none: processes without devices."""
     ray_resource: str | None

@@ -155,7 +155,7 @@ def _unchanged_but(path: str, field: BlockField, changeable: Sequence[str]) -> s
 def _same_below(path: str, name: str, field: BlockField) -> str:
     """A field of a block that either object may lack: a block that is left out has the defaults of its fields.
 
-    The API server bounds an expression's cost by the sizes in the schema, and knows none of an optional value: those
+    The API server bounds an expression's cost by the sizes in the schema, and has none of an optional value: those
     of numbers alone are compared as such.
     """
     below = f"{path}.{name}"
@@ -215,4 +215,4 @@ _ONLY_ENGINE_NODES = "({})".format(
         ]
     )
 )
-"""What differs in `resources.rollout` is the number of nodes with engines, which the job's bounds allow to change."""
+"""The number of nodes with engines, which the job's bounds allow to change in `resources.rollout`."""

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""Rules."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Rule:
     at_field: bool = False
     """`self` is the field, not the block: the API server evaluates the rule only where the field is given."""
     exact: Callable[[Any], Iterator[Finding]] | None = None
-    """Where in the field it is broken, and what would be right there, for who reads the manifest with this package."""
+    """Places in the field that break the rule, and the right value there, for readers of the manifest with this
+    package."""
 
     @property
     def message(self) -> str:
-        """What the API server prints."""
+        """Message of the API server."""
         return f"{self.wrong}; allowed: {self.allowed}"
 
 

@@ -11,7 +11,7 @@ from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
 
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-"""Which of vLLM's two model runners an engine takes."""
+"""Variable that chooses one of vLLM's two model runners for an engine."""
 _FORCING_NZ = ("VLLM_ASCEND_ENABLE_FUSED_MC2", "VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")
 
 
@@ -91,7 +91,7 @@ _MOVING = "vllm-ascend 0.23 loses the experts' places when the engine sleeps"
 
 
 def _additional(spec: Any) -> Iterator[Finding]:
-    """What vllm-ascend's own settings may not be."""
+    """Settings of vllm-ascend that may not be given."""
     given = spec.rollout.engine_args.get("additional_config")
     if PROFILES[spec.resources.profile].kind != "npu" or not isinstance(given, dict):
         return

@@ -1,4 +1,4 @@
-"""What the schema and CEL cannot say: checks of free-form mappings, names and texts, where a manifest is read."""
+"""Checks that the schema and CEL cannot express: free-form mappings, names and texts, where a manifest is read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def named_object(at: tuple[str | int, ...], path: str | None, form: str) -> Iter
 
 
 def address_fault(address: str) -> str:
-    """What is wrong with an address; empty where nothing is."""
+    """Fault of an address; empty where there is none."""
     try:
         parts = urlsplit(address)
         if parts.port == 0:

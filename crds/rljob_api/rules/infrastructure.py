@@ -42,7 +42,7 @@ def _let(cel: str, **values: str) -> str:
 
 
 def _own(group: str) -> tuple[str, str]:
-    """Where the devices of trainers or engines are not given, and how many there are on a node."""
+    """CEL for absent devices of trainers or engines, and for their number on a node."""
     of_group = f"self.resources.{group}"
     absent = (
         f"self.mode != 'Colocated' ? !has({of_group}) || !has({of_group}.devicesPerNode)"

@@ -258,7 +258,7 @@ MODEL_AND_DATA = (
 
 
 def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
-    """What one algorithm asks of the rest of a job."""
+    """Requirements of one algorithm on the rest of a job."""
     name = algorithm.name
     another = f"has(self.algorithm) && self.algorithm.name != '{name}'"
     if name != AlgorithmSpec().name:

@@ -35,7 +35,7 @@ _LARGEST = 2**31 - 1
 _MOST = {"num_hidden_layers": 1000, "num_experts": 4096}
 """Sizes that are counted through, tensor by tensor: the largest models have 126 layers and 512 experts."""
 _MOST_EXPERTS = 200_000
-"""Of all layers together."""
+"""Number of experts of all layers together."""
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _DTYPES = ("float32", "bfloat16", "float16", "auto")
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -48,7 +48,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 def config_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iterator[Finding]:
-    """What is wrong with a config that RLJob is to build a model from."""
+    """Findings about a config that RLJob is to build a model from."""
     kind = config.get("model_type")
     if backend == TrainingBackend.FSDP and kind not in MODEL_TYPES:
         # transformers has the model, and says what it takes.
@@ -73,7 +73,7 @@ def config_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iter
 
 
 def value_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iterator[Finding]:
-    """What is wrong with the config of a checkpoint, which may say more than RLJob knows, and null for a default."""
+    """Findings about the config of a checkpoint, which may have more than RLJob reads, and null for a default."""
     if backend == TrainingBackend.FSDP:
         yield from _of_any({key: value for key, value in config.items() if value is not None})
         return
@@ -88,7 +88,7 @@ def value_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Itera
 
 
 def _of_any(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """What no model can have, whatever else its family's settings are."""
+    """Findings that hold for every model, whatever else its family's settings are."""
     yield from size_findings(config)
     for key in ("dtype", "torch_dtype"):
         if key in config and not _is_dtype(config[key]):
@@ -176,7 +176,7 @@ def _expert_cut(training: Any) -> int:
 
 
 def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
-    """What of a job's parallel sizes and lengths does not fit its model.
+    """Findings about a job's parallel sizes and lengths that do not fit its model.
 
     Args:
         config: the model's.
@@ -232,7 +232,7 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _on_cpu(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
-    """What vLLM computes on devices alone."""
+    """Findings about features that vLLM computes on devices alone."""
     if PROFILES[spec.resources.profile].has_devices:
         return
     head = _head_size(_language(config))

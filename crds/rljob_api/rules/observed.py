@@ -1,4 +1,4 @@
-"""What looks on while a job runs: profiles of steps, trackers, collectors of traces."""
+"""Observers of a running job: profiles of steps, trackers, collectors of traces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _metrics(spec: Any) -> Iterator[Finding]:
 
 
 def _held_out(spec: Any, metric: str) -> tuple[str, str] | None:
-    """What is wrong with a metric of an evaluation, and what would be right, where its sets have names of their own."""
+    """Fault of a metric of an evaluation, and what would be right, where its sets have names of their own."""
     if not metric.startswith("eval/") or spec.evaluation is None or not spec.evaluation.sets:
         return None
     _, name, *of = metric.split("/", 2)

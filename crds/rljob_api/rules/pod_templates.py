@@ -1,4 +1,4 @@
-"""Pod templates in `spec.pods.head` and `spec.pods.worker`: fields and types as KubeRay 1.6 knows them."""
+"""Pod templates in `spec.pods.head` and `spec.pods.worker`: fields and types as KubeRay 1.6 has them."""
 
 from __future__ import annotations
 

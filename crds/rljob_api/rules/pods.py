@@ -1,4 +1,5 @@
-"""What no cluster would take of a job's pods, as far as the manifest alone says it: names, devices, mounts, sizes."""
+"""Faults of a job's pods that no cluster accepts, as far as the manifest alone shows them: names, devices, mounts,
+sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from rljob_api.spec import ProfileOverrides, QueueSystem, RLJobSpec, SchedulingS
 OWN_VOLUMES = "rljob-"
 """Names of volumes that begin with it are the operator's."""
 COMPILE_CACHE = "/var/cache/rljob/operators"
-"""Where compiled operators are kept in the pod."""
+"""Folder of compiled operators in the pod."""
 _AFFINITIES = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _RAY_RESOURCE = "letters, digits, '_', '-' and '.', a letter first"
@@ -27,7 +28,7 @@ _RAY_RESOURCE = "letters, digits, '_', '-' and '.', a letter first"
 PROCESSES_PER_CORE = 16
 """Most that a node without devices may run on each core: with more of them nothing gets on."""
 PROCESS_BYTES = 2**28
-"""Of a trainer or an engine on the CPU, at least: Python with torch."""
+"""Least bytes of a trainer or an engine on the CPU: Python with torch."""
 
 
 def too_many_processes(group: derived.NodeGroup, tensor_parallel: int, cores: int) -> tuple[str, str] | None:

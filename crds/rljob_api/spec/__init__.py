@@ -1,4 +1,4 @@
-"""What a user may write under `spec` of an RLJob. Each field's docstring is its manual."""
+"""Fields below `spec` of an RLJob. Each field's docstring is its manual."""
 
 from rljob_api.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Quantity
 from rljob_api.spec.algorithm import (

@@ -21,7 +21,7 @@ class KlEstimator(StrEnum):
 
 
 class LossAggregation(StrEnum):
-    """How token losses become one number."""
+    """Aggregation of token losses to one number."""
 
     TOKEN_MEAN = "TokenMean"
     SEQUENCE_MEAN = "SequenceMean"
@@ -29,7 +29,7 @@ class LossAggregation(StrEnum):
 
 
 class TisLevel(StrEnum):
-    """What one importance ratio is of."""
+    """Level of one importance ratio."""
 
     TOKEN = "Token"
     SEQUENCE = "Sequence"
@@ -37,14 +37,14 @@ class TisLevel(StrEnum):
 
 
 class TisOutside(StrEnum):
-    """What happens to importance ratios outside their bounds."""
+    """Treatment of importance ratios outside their bounds."""
 
     TRUNCATE = "Truncate"
     MASK = "Mask"
 
 
 class RatioAnchor(StrEnum):
-    """Where the ratio of the policy loss starts from."""
+    """Start of the ratio of the policy loss."""
 
     TRAINER = "Trainer"
     ROLLOUT = "Rollout"
@@ -70,7 +70,7 @@ class TisSpec(ApiModel):
     enabled: bool = True
     """Correct the loss by the ratio of trainer to engine probability."""
     level: TisLevel = TisLevel.TOKEN
-    """What the ratio is of: each `Token`, the whole response (`Sequence`: the product over its tokens), or its tokens
+    """Level of the ratio: each `Token`, the whole response (`Sequence`: the product over its tokens), or its tokens
     on average (`GeometricMean`)."""
     outside: TisOutside = TisOutside.TRUNCATE
     """Ratios outside the bounds are brought to the bound (`Truncate`), or the tokens leave the loss (`Mask`: IcePop at
@@ -89,7 +89,7 @@ class RewardScope(StrEnum):
 
 
 class RewardShapingSpec(ApiModel):
-    """What is done to rewards before they become advantages (source: ROLL's reward normalisation and clip)."""
+    """Shaping of rewards before they become advantages (source: ROLL's reward normalisation and clip)."""
 
     center: RewardScope | None = None
     """Subtract the mean of the prompt's samples (`Group`) or of the step's (`Batch`); null: nothing."""
@@ -163,7 +163,8 @@ class AlgorithmSpec(ApiModel):
     rewards: RewardShapingSpec = RewardShapingSpec()
     """Normalisation and bound of rewards, before they become advantages."""
     aggregation: LossAggregation = _own("aggregation")
-    """How token losses become one number: `TokenMean` (DAPO), `SequenceMean` (GRPO), `ConstantLength` (Dr. GRPO)."""
+    """Aggregation of token losses to one number: `TokenMean` (DAPO), `SequenceMean` (GRPO), `ConstantLength` (Dr.
+    GRPO)."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     kl: KlSpec = KlSpec()

@@ -155,11 +155,11 @@ class Toleration(ApiModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect; none: all."""
     toleration_seconds: NonNegativeInt | None = None
-    """How long a `NoExecute` taint is tolerated, in seconds; none: for good."""
+    """Seconds that a `NoExecute` taint is tolerated; none: for good."""
 
 
 class SchedulingSpec(ApiModel):
-    """Who places the pods, and where."""
+    """Placement of the pods."""
 
     system: QueueSystem = QueueSystem.NONE
     """Queueing system: `Kueue` labels, `Volcano` gangs, `MindCluster` (Volcano with Ascend annotations)."""
@@ -181,7 +181,7 @@ class SchedulingSpec(ApiModel):
 
 
 class PodsSpec(ApiModel):
-    """What all pods of the job share, and the last word on each template."""
+    """Settings that all pods of the job share, and the last word on each template."""
 
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled."""
@@ -210,7 +210,7 @@ class VolumeSpec(ApiModel):
     name: Annotated[str, Field(pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
     """Name of the volume."""
     mount_path: Annotated[str, Field(pattern="^/", max_length=4096)]
-    """Where it is mounted."""
+    """Path of the mount."""
     sub_path: Text | None = None
     """Folder inside the volume."""
     read_only: bool = False
@@ -251,7 +251,7 @@ class EnvironmentSpec(ApiModel):
 
 
 class NetworkSpec(ApiModel):
-    """How the pods reach each other, and who reaches them."""
+    """Network of the pods, and access to them."""
 
     host_network: bool = False
     """Worker pods use the node's network."""

@@ -65,7 +65,7 @@ class PortRange(ApiModel):
 
 
 class HcclPorts(ApiModel):
-    """Where one role's HCCL listens. Trainer and engine share devices, so their ranges must not meet."""
+    """Ports of one role's HCCL. Trainer and engine share devices, so their ranges must not meet."""
 
     host: PortRange | None = None
     """HCCL_HOST_SOCKET_PORT_RANGE; default: `auto`, the system picks free ports."""

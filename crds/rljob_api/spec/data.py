@@ -51,7 +51,7 @@ class SyntheticData(ApiModel):
 
 
 class RewardFunction(ApiModel):
-    """What scores a response: exactly one of `name` and `python`."""
+    """Scores a response: exactly one of `name` and `python`."""
 
     name: (
         Literal[
@@ -70,8 +70,8 @@ class RewardFunction(ApiModel):
     batch: bool = False
     """Call `python` once with all samples of a prompt group instead of once per sample."""
     signature: Literal["RLJob", "Auto", "TRL", "Verl", "Slime"] = "RLJob"
-    """How `python` is called: by RLJob's own names, or as TRL (and open-r1), verl or slime call it. `Auto`: as its
-    parameters tell; a function that fits several is refused."""
+    """Signature of `python`: RLJob's own names, or as TRL (and open-r1), verl or slime call it. `Auto`: by its
+    parameters; a function that fits several is refused."""
     args: FreeForm = {}
     """Keyword arguments for the reward function (`regex` needs `pattern`, `overlong` needs `cache`, `code` needs
     `kind` and `tests`)."""
@@ -81,7 +81,7 @@ class RewardPart(RewardFunction):
     """One of several rewards that are added up: exactly one of `name` and `python`."""
 
     weight: FiniteFloat = 1.0
-    """What its score is multiplied by; a negative weight makes a penalty of it."""
+    """Factor of its score; a negative weight makes a penalty of it."""
     record_as: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = None
     """Its name in trajectories and metrics; default: `name`, or the function's."""
     rows: Annotated[list[Name], Field(min_length=1, max_length=256)] | None = None
@@ -89,7 +89,7 @@ class RewardPart(RewardFunction):
 
 
 class RewardSpec(RewardFunction):
-    """How a response is scored: exactly one of `name`, `python` and `parts`."""
+    """Scoring of a response: exactly one of `name`, `python` and `parts`."""
 
     parts: Annotated[list[RewardPart], Field(min_length=1, max_length=8)] | None = None
     """Several rewards: the score is the sum of theirs, each times its weight. Each one's own score is recorded by its
@@ -122,7 +122,7 @@ class RewardSpec(RewardFunction):
 
 
 class ChatSpec(ApiModel):
-    """What a chat template is given beside the prompt; only with `applyChatTemplate`."""
+    """Input of a chat template beside the prompt; only with `applyChatTemplate`."""
 
     system: Annotated[str, Field(min_length=1, max_length=32768)] | None = None
     """System prompt before each prompt's messages; a row that begins with a system message of its own keeps that."""
@@ -151,7 +151,7 @@ class DataSource(ApiModel):
     path: Text | None = None
     """`.jsonl` or `.parquet` file, Hugging Face dataset folder (`save_to_disk`), or hub id."""
     hub: Hub = Hub.HUGGING_FACE
-    """Where a `path` that is not local is fetched from."""
+    """Hub of a `path` that is not local."""
     subset: Name | None = None
     """Configuration of a hub data set that has several, such as `main` of gsm8k."""
     split: Name = "train"
@@ -161,7 +161,7 @@ class DataSource(ApiModel):
     seeds: SeedRows | None = None
     """Seeds of `environment` instead of a file: an episode's prompt is the environment's first observation."""
     environment: TextEnvironmentSpec | None = None
-    """What answers the policy turn by turn: with `seeds`, or beside rows the `tools` that it may call."""
+    """Answers the policy turn by turn: with `seeds`, or beside rows the `tools` that it may call."""
     prompt_key: Name = "prompt"
     """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"

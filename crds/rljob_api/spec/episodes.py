@@ -33,21 +33,23 @@ class SeedRows(ApiModel):
     first: Annotated[Seed, Field(le=INT64_MAX - 10**7)] = 0
     """The first seed. A held-out set has seeds that training does not have."""
     count: Annotated[int, Field(ge=1, le=10**7)]
-    """How many there are."""
+    """Number of seeds."""
 
 
 class GymnasiumSpec(ApiModel):
-    """Which environment of gymnasium, and how a policy sees it."""
+    """An environment of gymnasium, and the policy's view of it."""
 
     id: Name
-    """As `gymnasium.make` takes it; `module:id` imports the module first."""
+    """Id as `gymnasium.make` takes it; `module:id` imports the module first."""
     made_with: Annotated[FreeForm, Field(alias="kwargs")] = {}
-    """Of `gymnasium.make`. An observation that is no text is replaced by what `render` gives: `{render_mode: ansi}`."""
+    """Arguments of `gymnasium.make`. An observation that is no text is replaced by the output of `render`:
+    `{render_mode: ansi}`."""
     actions: Annotated[dict[str, int], Field(max_length=64)] = {}
     """Names of numbered actions; none: the environment takes text."""
     form: Form = Form.PLAIN
-    """How a policy writes one of `actions`. `Plain`: as a word, of which the last that is an action counts. `Answer`:
-    `<answer>Left</answer>`, the last of them. `Think`: `<think>...</think> <answer>...</answer>`, and nothing else."""
+    """Form in which a policy writes one of `actions`. `Plain`: a word, of which the last that is an action counts.
+    `Answer`: `<answer>Left</answer>`, the last of them. `Think`: `<think>...</think> <answer>...</answer>`, and
+    nothing else."""
     format_penalty: Annotated[FiniteFloat, Field(le=0)] = -0.1
     """Reward of an answer that is none of `actions`; the environment is not asked then."""
 
@@ -84,7 +86,7 @@ class ToolSpec(ApiModel):
 
 
 class TextEnvironmentSpec(ApiModel):
-    """What answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python`, `openenv` and `tools`."""
+    """Answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python`, `openenv` and `tools`."""
 
     name: BuiltIn | None = None
     """Built in."""
@@ -123,14 +125,14 @@ class TextEnvironmentSpec(ApiModel):
 
 
 class EpisodeError(StrEnum):
-    """What becomes of an episode whose environment raised, or returned what is no answer."""
+    """Treatment of an episode whose environment raised, or returned what is no answer."""
 
     END = "End"
     FAIL = "Fail"
 
 
 class EpisodesSpec(ApiModel):
-    """How a policy and the environment of a data source take turns."""
+    """Turns of a policy and the environment of a data source."""
 
     max_turns: Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})]
     """Answers in an episode at most."""
@@ -149,7 +151,7 @@ class EpisodesSpec(ApiModel):
     """Name of vLLM's parser that reads calls of `data.environment.tools` out of answers, such as `hermes` (Qwen),
     `llama3_json` or `mistral`."""
     retries: Annotated[int, Field(ge=0, le=100, json_schema_extra={"format": "int32"})] = 2
-    """How often what an environment was asked is tried again after its process died, or was ended."""
+    """Number of retries of a request to an environment after its process died, or was ended."""
     on_error: EpisodeError = EpisodeError.END
     """`End`: an episode whose environment raised, or returned what is no answer, ends with `errorReward` and is trained
     on. `Fail`: it fails the job."""

@@ -58,13 +58,13 @@ class RLJobSpec(ApiModel):
     data: DataSpec
     """The prompts."""
     reward: RewardSpec | None = None
-    """How responses are scored; needed unless every data source has its own."""
+    """Scoring of responses; needed unless every data source has its own."""
     evaluation: EvaluationSpec | None = None
     """Scoring on held-out data."""
     episodes: EpisodesSpec | None = None
     """Turns of the policy and an environment; needed where a data source has one."""
     sandbox: SandboxSpec | None = None
-    """What runs the programs that the reward `code` tests; default: all of its defaults."""
+    """Runs the programs that the reward `code` tests; default: all of its defaults."""
     judges: Annotated[list[JudgeSpec], Field(max_length=8, json_schema_extra=keyed_by("name"))] = []
     """Models that the reward `judge` asks."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
@@ -96,7 +96,7 @@ class RLJobSpec(ApiModel):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints."""
     early_stop: EarlyStopSpec | None = None
-    """What ends the run before its last step."""
+    """Condition that ends the run before its last step."""
     failure_policy: FailurePolicy = FailurePolicy()
     """Restarts."""
     timeouts: TimeoutsSpec = TimeoutsSpec()

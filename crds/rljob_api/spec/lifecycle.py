@@ -11,7 +11,7 @@ from rljob_api.base import ApiModel, Name, NonNegativeFloat, NonNegativeInt, Pos
 
 
 class MetricMode(StrEnum):
-    """Which values of a metric are the better ones."""
+    """Direction in which a metric's values get better."""
 
     MAX = "Max"
     MIN = "Min"
@@ -37,13 +37,13 @@ class EarlyStopSpec(ApiModel):
     patience: PositiveInt = 5
     """Values in a row, one for each step that has one, without progress."""
     min_change: NonNegativeFloat = 0.0
-    """What is not better than the best value by more than this is no progress."""
+    """Least change that counts: a value better than the best one by no more than this is no progress."""
     after_step: NonNegativeInt = 0
     """Steps before this one are not looked at."""
 
 
 class CheckpointSpec(ApiModel):
-    """What a restart continues from."""
+    """State that a restart continues from."""
 
     path: Text | None = None
     """Folder for checkpoints; default: `checkpoints` in the run folder."""
@@ -60,9 +60,9 @@ class CheckpointSpec(ApiModel):
 
 
 class FailureReason(StrEnum):
-    """Causes of a failed attempt, as the operator tells them apart.
+    """Causes of a failed attempt, as the operator distinguishes them.
 
-    Of several that are seen at once the first one here is told: it explains those after it.
+    Of several that are seen at once the first one here is reported: it explains those after it.
     """
 
     NODE_LOST = "NodeLost"
@@ -79,7 +79,7 @@ class FailureReason(StrEnum):
 
 
 class FailureAction(StrEnum):
-    """What to do about a failed attempt."""
+    """Action after a failed attempt."""
 
     RESTART = "Restart"
     FAIL = "Fail"
@@ -87,7 +87,7 @@ class FailureAction(StrEnum):
 
 
 class FailureRule(ApiModel):
-    """What to do about one kind of failure. All conditions that are given must hold."""
+    """Action for one kind of failure. All conditions that are given must hold."""
 
     name: Name | None = None
     """Name in events and in the status."""
@@ -103,7 +103,7 @@ class FailureRule(ApiModel):
 
 
 class FailurePolicy(ApiModel):
-    """What the operator does when an attempt fails."""
+    """Reaction of the operator to failed attempts."""
 
     max_restarts: NonNegativeInt = 3
     """Restarts before the job fails."""
@@ -158,8 +158,8 @@ class TrackerSpec(ApiModel):
     samples_every_steps: PositiveInt = 10
     """A table every Nth step."""
     finish_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
-    """How long the job's end may wait for the last values to be delivered, in seconds; a stop request's grace period is
-    not made longer. What was not delivered is said."""
+    """Seconds that the job's end may wait for delivery of the last values; a stop request's grace period is not made
+    longer. Undelivered values are reported."""
 
 
 class OtlpSpec(ApiModel):
@@ -172,10 +172,10 @@ class OtlpSpec(ApiModel):
     endpoint: Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$", max_length=1024)]
     """Address of the collector, as `http://collector:4318`; requests go to `/v1/traces` below it."""
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
-    """How long a request may take, in seconds. Steps wait meanwhile, at most 256 of them; none holds the run up."""
+    """Limit of a request, in seconds. Steps wait meanwhile, at most 256 of them; none holds the run up."""
     finish_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """How long the job's end may wait for the last steps to be delivered, in seconds; a stop request's grace period is
-    not made longer."""
+    """Seconds that the job's end may wait for delivery of the last steps; a stop request's grace period is not made
+    longer."""
 
 
 class ProfileSpec(ApiModel):
@@ -184,7 +184,7 @@ class ProfileSpec(ApiModel):
     first_step: PositiveInt
     """The first of them; one that a resume has behind it is not profiled."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
-    """How many, one after the other."""
+    """Number of steps, one after the other."""
     ranks: Annotated[list[NonNegativeInt], Field(max_length=64)] = [0]
     """Trainers by rank, whose `actor_train` is profiled; empty: none."""
     engines: Annotated[list[NonNegativeInt], Field(max_length=64)] = [0]
@@ -197,7 +197,7 @@ class ProfileSpec(ApiModel):
 
 
 class RecordsSpec(ApiModel):
-    """What is written about each step beside `steps.jsonl`."""
+    """Records of each step beside `steps.jsonl`."""
 
     trajectories_every_steps: NonNegativeInt = 1
     """Write trajectories of every Nth step; 0 writes none."""
@@ -223,4 +223,4 @@ class RecordsSpec(ApiModel):
     http_host: Name = "127.0.0.1"
     """Address that the endpoint listens on."""
     linger_seconds: NonNegativeFloat = 0.0
-    """How long the driver waits at the end for the last step record to be read over HTTP."""
+    """Seconds that the driver waits at the end for the last step record to be read over HTTP."""

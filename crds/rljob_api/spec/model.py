@@ -9,7 +9,7 @@ from rljob_api.base import ApiModel, FreeForm, Name, PositiveInt, Seed, Text
 
 
 class Hub(StrEnum):
-    """Where models and data sets are fetched from."""
+    """Source of models and data sets."""
 
     HUGGING_FACE = "HuggingFace"
     MODEL_SCOPE = "ModelScope"
@@ -42,7 +42,7 @@ class ModelSpec(ApiModel):
     path: Text | None = None
     """Checkpoint folder (config.json, safetensors, tokenizer) or hub id."""
     hub: Hub = Hub.HUGGING_FACE
-    """Where a `path` that is not a local folder is fetched from."""
+    """Hub of a `path` that is not a local folder."""
     revision: Name | None = None
     """Branch, tag or commit on the hub; default: the hub's default branch."""
     random: RandomModel | None = None

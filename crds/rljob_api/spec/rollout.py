@@ -59,7 +59,7 @@ class RolloutAssignment(StrEnum):
 
 
 class GroupFilter(StrEnum):
-    """Which groups are not trained on."""
+    """Groups that are not trained on."""
 
     ZERO_VARIANCE = "ZeroVariance"
 
@@ -82,7 +82,7 @@ class OversamplingSpec(ApiModel):
 
 
 class DraftMethod(StrEnum):
-    """Who guesses what comes next."""
+    """Method that guesses the next tokens."""
 
     NGRAM = "NGram"
 
@@ -116,7 +116,7 @@ class StalenessOrder(StrEnum):
 
 
 class StalenessLimit(StrEnum):
-    """What becomes of a group that would be too old in the next step and is not complete."""
+    """Treatment of a group that would be too old in the next step and is not complete."""
 
     WAIT = "Wait"
     MASK = "Mask"
@@ -124,7 +124,7 @@ class StalenessLimit(StrEnum):
 
 
 class StalenessSpec(ApiModel):
-    """How old tokens may be that are trained on."""
+    """Bound on the age of tokens that are trained on."""
 
     max: Annotated[int, Field(ge=0, le=15, json_schema_extra={"format": "int32"})] = 1
     """Updates between the weights that sampled a token and those that are trained. A hard bound: a step waits for
@@ -199,10 +199,10 @@ class RolloutSpec(ApiModel):
     max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     assignment: RolloutAssignment = RolloutAssignment.FIXED
-    """Which engine generates which prompts. `Fixed`: each has its share from the beginning, so that the same job gives
-    the same bits. `WhenFree`: where `maxNumSeqs` is too small for a share, an engine takes the next prompt when it has
-    finished one, first those with the longest responses the last time; how a response's neighbours round then depends
-    on which engine was faster."""
+    """Assignment of prompts to engines. `Fixed`: each has its share from the beginning, so that the same job gives
+    the same bits. `WhenFree`: where `maxNumSeqs` is too small for a share, an engine takes the next prompt when it
+    has finished one, first those with the longest responses the last time; a response's neighbours, and with them
+    its rounding, then depend on which engine was faster."""
     max_batched_tokens: TokenCount | None = None
     """Tokens an engine takes in one scheduler step; default: vLLM's."""
     graph_mode: bool = False

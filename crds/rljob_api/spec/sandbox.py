@@ -8,13 +8,13 @@ from rljob_api.base import ApiModel, PositiveFloat, Quantity
 
 
 class Isolation(StrEnum):
-    """What keeps a program from the rest of the machine."""
+    """Isolation of a program from the rest of the machine."""
 
     PROCESS = "Process"
 
 
 class SandboxSpec(ApiModel):
-    """Where programs run that the reward `code` tests, and what one of them may use."""
+    """Place of the programs that the reward `code` tests, and the resources of one of them."""
 
     isolation: Isolation = Isolation.PROCESS
     """`Process`: one process without others, sockets, and files but its own folder's, by Landlock, system call filters

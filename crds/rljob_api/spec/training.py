@@ -77,7 +77,8 @@ class Recompute(StrEnum):
 
 
 class FsdpSpec(ApiModel):
-    """How FSDP divides parameters, gradients and optimizer state: row by row, a layer is gathered where it computes."""
+    """Sharding by FSDP of parameters, gradients and optimizer state: row by row, a layer is gathered where it
+    computes."""
 
     shard_size: GroupSize | None = None
     """Devices that divide one copy of the model; must divide the trainers; default: all of them."""

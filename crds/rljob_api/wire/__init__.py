@@ -1,1 +1,1 @@
-"""What crosses a process border: each type, number and name once, for who writes it and for who reads it."""
+"""Types, numbers and names that cross a process border, each once for writer and reader."""

@@ -1,4 +1,4 @@
-"""What `/v1/status` answers: where the training is."""
+"""Answer of `/v1/status`: the progress of the training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class EngineNodes:
     """Nodes with engines, where their number may change while the job runs."""
 
     wanted: int
-    """How many the driver was asked for last."""
+    """Number that the driver was last asked for."""
     taking_part: int
-    """How many have engines that take part."""
+    """Number with engines that take part."""
     in_use: Sequence[str]
     """Addresses of those where engines are, begin or end."""
 
@@ -49,15 +49,15 @@ class DriverStatus:
     phase: str | None
     """Phase that runs now."""
     attempt: int
-    """Of the run folder."""
+    """Attempt of the run folder."""
     weight_version: int | None
     last_checkpoint_step: int | None
     """None: it has saved none and loaded none."""
     stopping: bool
     """It was asked to stop."""
     phase_seconds: float | None = None
-    """How long `phase` has run, or for how long none has; drivers of other versions may not say it. A duration, so that
-    it means the same to a reader whose clock is another."""
+    """Seconds for which `phase` has run, or for which none has; drivers of other versions may not say it. A
+    duration, so that it means the same to a reader whose clock is another."""
     lanes: Mapping[str, str] = field(default_factory=dict)
     """Phase that runs now in each lane beside the trainers', like `engine`; empty where all phases are in one lane."""
     groups: Mapping[str, int] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class DriverStatus:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
-    """How often this attempt could not write what it can go on without, by what it was (`step records`,
+    """Number of times that this attempt could not write what it can go on without, by name (`step records`,
     `trajectories`, ...); drivers of other versions may not say it."""
     write_messages: Mapping[str, str] = field(default_factory=dict)
-    """What was wrong the last time, by the same; drivers of other versions may not say it."""
+    """Last failure of a write, by the same names; drivers of other versions may not say it."""
     checkpoint_warnings: Mapping[str, str] = field(default_factory=dict)
-    """What was not as it should be when this attempt continued from a checkpoint, a sentence each: one was `set_aside`,
-    the one that is used is `unverified`; drivers of other versions may not say it."""
+    """Faults found when this attempt continued from a checkpoint, a sentence each: one was `set_aside`, the one that
+    is used is `unverified`; drivers of other versions may not say it."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:

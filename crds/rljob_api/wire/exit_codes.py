@@ -1,4 +1,4 @@
-"""How the driver and the command line end (docs/running.md)."""
+"""Exit codes of the driver and of the command line (docs/running.md)."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ _RANGES = ("trained", "filtered", "open", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class PromptsOfStep:
-    """Which prompts a step closed, and which are open after it."""
+    """Prompts that a step closed, and those open after it."""
 
     next: int
     """The first that was never drawn."""
     trained: Ranges
-    """What the step trained on."""
+    """Prompts that the step trained on."""
     filtered: Ranges
-    """What its filter took."""
+    """Prompts that its filter took."""
     open: Ranges
     """Drawn and not closed: the next step samples them again."""
     skipped: Ranges = ()

@@ -1,5 +1,5 @@
-"""What a run folder says of its run: `run.json`, `summary.json` and, while the driver listens, `http.json`
-and `http.token`."""
+"""State of a run in its folder: `run.json`, `summary.json` and, while the driver listens, `http.json` and
+`http.token`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNER_FILE = "owner.json"
 
 
 class RunOutcome(StrEnum):
-    """How an attempt ended."""
+    """Outcome of an attempt."""
 
     SUCCEEDED = "Succeeded"
     STOPPED = "Stopped"
@@ -33,7 +33,7 @@ SUMMARY_OF_SUCCESS = f'"outcome": "{RunOutcome.SUCCEEDED}"'
 
 @dataclass(frozen=True, slots=True)
 class ResumeChanges:
-    """Fields of the manifest that an attempt changed, of those that a step could be told apart by."""
+    """Fields of the manifest that an attempt changed, of those by which steps can differ."""
 
     attempt: int
     """The first with the change."""
@@ -59,8 +59,8 @@ class RunDescription:
     pid: int
     """Process of the driver."""
     nonce: str = ""
-    """What this driver alone wrote: another one means that another driver owns the folder. Empty in run folders of
-    versions that had none."""
+    """Text that only this driver wrote: another one means that another driver owns the folder. Empty in run folders
+    of versions that had none."""
     epoch: int = 0
     """Number of this driver among those of its checkpoint folder: `attempt`, unless other runs used
     `spec.checkpoint.path` too. 0 where `nonce` is empty."""
@@ -104,7 +104,7 @@ class RunDescription:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Of the manifest."""
+        """Spec of the manifest."""
         return dict(self.job["spec"])
 
 
@@ -118,7 +118,7 @@ class PhaseSummary:
     p95: float
     total: float
     share: float
-    """Of all steps' seconds."""
+    """Share of all steps' seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class RunSummary:
     skipped_prompts: Mapping[str, int] = field(default_factory=dict)
     """Rows that were left out, by source."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
-    """How often the attempt that ended could not write what it can go on without, by what it was."""
+    """Number of times that the attempt that ended could not write what it can go on without, by name."""
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""

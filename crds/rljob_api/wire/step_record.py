@@ -20,14 +20,14 @@ RankSpans = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
 
 @dataclass(frozen=True, slots=True)
 class WeightSync:
-    """What a step's weight sync did; None: not said."""
+    """A step's weight sync; None: not said."""
 
     version: int | None = None
     """Weight version that the engines have now."""
     bytes: float | None = None
-    """Of the model."""
+    """Bytes of the model."""
     staging_bytes: float | None = None
-    """Of a node's staging slots."""
+    """Bytes of a node's staging slots."""
     tensors: int | None = None
     verified: bool = True
     mode: str | None = None
@@ -68,7 +68,7 @@ class WeightSync:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a resume changed: the step is the first that was computed with it."""
+    """Changes by a resume: the step is the first that was computed with them."""
 
     rounding: Sequence[str] = ()
     """Fields of the manifest since which bits may differ from those of a run without the change."""
@@ -96,7 +96,7 @@ class StepRecord:
     step: int
     """0: the evaluation before the first step, which is no step itself (`is_step`)."""
     attempt: int
-    """Of the run folder: each start of a driver has another one."""
+    """Attempt of the run folder: each start of a driver has another one."""
     time: float
     """Unix seconds of its end."""
     step_seconds: float
@@ -105,7 +105,7 @@ class StepRecord:
     other: float
     """`step_seconds` less all phases; may be a rounding error below 0."""
     switch_seconds: float
-    """Of which were spent on handing the devices over."""
+    """Seconds, of the step's, spent on handing the devices over."""
     metrics: Mapping[str, float | None]
     """By slime's names; null: not measured, or not finite. Other programs' are checked by `metric`."""
     nested: Sequence[str] = ()
@@ -121,9 +121,9 @@ class StepRecord:
     prompts: PromptsOfStep | None = None
     """None: the step was not completed, or its record is of a version that did not count prompts."""
     changed: Changed | None = None
-    """What the resume before it changed; None: nothing that it could tell by."""
+    """Changes by the resume before it; None: none that it could find."""
     memory: MemoryReports = field(default_factory=dict)
-    """As it stands in the record; `memory_states` looks into it."""
+    """Memory as it stands in the record; `memory_states` looks into it."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
     """By process."""
     overlapped: Mapping[str, float] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class StepRecord:
 
     @property
     def where(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return "a step's draft" if self.index == UNNUMBERED else f"step record {self.index}"
 
     def lane_other(self, lane: str) -> float:
@@ -246,7 +246,7 @@ class StepRecord:
         return None if value is None else number(value, f"{self.where}: metrics.{name}")
 
     def scalars(self) -> dict[str, float]:
-        """What is drawn over the steps, by name; without what was not measured, as the times of a step at step 0."""
+        """Values that are drawn over the steps, by name; without unmeasured ones, as the times of a step at step 0."""
         own = {"perf/other_time": self.other, "perf/switch_time": self.switch_seconds} if self.is_step else {}
         return {name: value for name, value in {**self.metrics, **own}.items() if value is not None}
 
@@ -261,11 +261,11 @@ class StepRecord:
 
     @property
     def reward_parts_left_out(self) -> float:
-        """How many names of parts the driver made no metric of."""
+        """Number of names of parts that the driver made no metric of."""
         return self.metric(LEFT_OUT_KEY) or 0.0
 
     def environment_failures(self) -> dict[str, float]:
-        """How much went wrong with environments, by class; empty without episodes, WireError where it is no count."""
+        """Failures of environments, by class; empty without episodes, WireError where it is no count."""
         found = {kind: self.metric(name) for kind, name in m.ENVIRONMENT_FAILURE_KEYS.items()}
         counts = {kind: value for kind, value in found.items() if value is not None}
         for kind, value in counts.items():

@@ -1,4 +1,4 @@
-"""What `/v1/steps?after=INDEX` answers: the first records whose `index` is above INDEX."""
+"""Answer of `/v1/steps?after=INDEX`: the first records whose `index` is above INDEX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE_BYTES = 1 << 21
 """Size at which an answer ends, with the record that takes it past that: a record of 64 devices has some 60 kB, and the
 operator reads small answers only, each within a deadline."""
 LARGEST_PAGE_BYTES = 2 * PAGE_BYTES
-"""What a reader takes for a page."""
+"""Largest page that a reader takes."""
 
 
 def page_text(lines: Sequence[str], total: int) -> str:
@@ -28,7 +28,7 @@ class StepsPage:
     """A page as its reader gets it."""
 
     records: list[JsonObject]
-    """As JSON gives them, with an `index`: what is in them is the reader's to parse (`StepRecord.parse`)."""
+    """Records as JSON gives them, with an `index`: the reader parses their content (`StepRecord.parse`)."""
     total: int
     """Records that there are."""
 

@@ -13,7 +13,7 @@ _LONGEST_SECONDS = 1e9
 
 
 class WireError(ValueError):
-    """What came over the border is not what its type says; the message names what and the field."""
+    """A value from the border is not what its type says; the message names the value and the field."""
 
 
 def whole(value: object, where: str, most: int = LARGEST_COUNT) -> int:
