@@ -9,7 +9,7 @@ STD_EPSILON = 1e-6
 
 
 def zero_variance(rewards: Tensor) -> Tensor:
-    """Which groups have equal rewards and so carry no signal (what DAPO, arXiv 2503.14476 section 3.2, samples away).
+    """Mask of groups with equal rewards, which carry no signal (DAPO, arXiv 2503.14476 section 3.2, samples them away).
 
     Args:
         rewards: [P, G].

@@ -32,7 +32,7 @@ LOWEST_LOG_PROB = -1e4
 
 @dataclass(frozen=True, slots=True)
 class LogitsTransform:
-    """What the engine really does with its logits for one `SamplingParams`."""
+    """The engine's actual transform of its logits for one `SamplingParams`."""
 
     temperature: float
     top_k: int
@@ -41,7 +41,8 @@ class LogitsTransform:
 
     @classmethod
     def resolve(cls, sampling: SamplingParams, vocab_size: int) -> LogitsTransform:
-        """As vLLM reads them: greedy sampling has no filters, and a `top_k` of the whole vocabulary is none."""
+        """Resolve settings as vLLM does: greedy sampling has no filters, and a `top_k` of the whole vocabulary is
+        none."""
         if sampling.temperature < 0:
             raise ValueError(f"sampling.temperature: {sampling.temperature} is negative; it must be 0 or more")
         if not 0 < sampling.top_p <= 1:
@@ -63,7 +64,7 @@ class LogitsTransform:
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """Which part of the vocabulary this rank's logits cover; padding at the vocabulary's end is not part of it."""
+    """Part of the vocabulary that this rank's logits cover; padding at the vocabulary's end is not part of it."""
 
     start: int
     """First token id of the shard."""

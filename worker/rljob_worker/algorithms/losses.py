@@ -60,7 +60,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokens:
-    """What a policy loss is a function of. All are like `LossInputs.log_probs`, and 0 outside the mask."""
+    """Arguments of a policy loss. All are like `LossInputs.log_probs`, and 0 outside the mask."""
 
     log_probs: Tensor
     """Differentiable."""

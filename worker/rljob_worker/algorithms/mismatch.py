@@ -1,4 +1,4 @@
-"""How far the trainer's log-probabilities are from the engine's, also by the age of a token.
+"""Distance of the trainer's log-probabilities from the engine's, also by the age of a token.
 
 Sums over the tokens of a micro-batch, which add up over micro-batches and ranks; `finish_ages` makes means of them.
 """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Which tokens of a micro-batch belong together. A response lies whole in one micro-batch.
+    """Grouping of a micro-batch's tokens into responses. A response lies whole in one micro-batch.
 
     Attributes:
         mask: [B, S] or [T] bool, response tokens.

@@ -1,4 +1,4 @@
-"""What is done to rewards before they become advantages, and to advantages before they are trained on."""
+"""Shaping of rewards before they become advantages, and of advantages before they are trained on."""
 
 from __future__ import annotations
 

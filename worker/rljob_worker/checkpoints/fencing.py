@@ -1,4 +1,4 @@
-"""Who owns a folder: of the drivers that ever used it the last one alone may change it, lock or no lock.
+"""Ownership of a folder: of the drivers that ever used it the last one alone may change it, lock or no lock.
 
 Each driver takes the next number with a file that only one can make, and then says so in a file that all read. A driver
 that was given up (a node that was cut off, a lock that the file server dropped) sees one of the two before it commits
@@ -30,7 +30,7 @@ LOCK_FILE = ".lock"
 EPOCHS = ".epochs"
 """Folder of the epoch files: `.epochs/3` was made by the third driver."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
-"""What a file system says that cannot lock files: some NFS mounts, and most that are no file systems at heart."""
+"""Errors of a file system that cannot lock files: some NFS mounts, and most that are no file systems at heart."""
 _POLL_SECONDS = 0.5
 _MOST_NONCE_BYTES = 1024
 
@@ -89,7 +89,7 @@ def _lock_or_refuse(file: IO[str], folder: Path, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a file says of the driver that owns its folder."""
+    """Content of a file about the driver that owns its folder."""
 
     epoch: int
     nonce: str
@@ -120,7 +120,7 @@ class Claim:
 
         Raises:
             FencedError: a later driver took it over.
-            JobError: that cannot be told, since something is gone or cannot be read.
+            JobError: that cannot be determined, since something is gone or cannot be read.
         """
         path = self.folder / EPOCHS
         try:
@@ -146,7 +146,7 @@ class Claim:
 
 
 def claim_folder(folder: Path, at_least: int, said_in: tuple[Path, ...]) -> Claim:
-    """Take the next number of a folder; whoever had it before is fenced off from here on.
+    """Take the next number of a folder; the owner before is fenced off from here on.
 
     Args:
         folder: must exist.

@@ -18,7 +18,7 @@ FOLDER = "journal"
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """What a step sampled, and what became of it.
+    """Samples of a step, and their fate.
 
     Attributes:
         number: of the step.

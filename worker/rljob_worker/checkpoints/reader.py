@@ -27,7 +27,7 @@ _NAME = re.compile(rf"step-(0|[1-9][0-9]{{0,17}})(?:{re.escape(REPLACED)})?")
 _MOST_LOOKS = 10
 """A driver that was given up may give its folders other names while they are looked through."""
 Damage = Callable[[DriverState, Path], str]
-"""What is wrong with the ranks' files of a checkpoint in its folder; empty when nothing is."""
+"""Finds the damage of the ranks' files of a checkpoint in its folder; empty when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,17 @@ def step_of_folder(folder: Path) -> int | None:
 
 
 def checkpoint_root(run_folder: Path, given: str | None) -> Path:
-    """Where the checkpoints of a run are: `spec.checkpoint.path` where it is given."""
+    """Folder of the checkpoints of a run: `spec.checkpoint.path` where it is given."""
     return Path(given) if given else run_folder / "checkpoints"
 
 
 def damage_of_files(state: DriverState, folder: Path) -> str:
-    """The `Damage` of a checkpoint, read by this process alone; OSError where that cannot be told now."""
+    """The `Damage` of a checkpoint, read by this process alone; OSError where that cannot be determined now."""
     return "; ".join(filter(None, (damage(folder, file) for file in state.files or ())))
 
 
 class Checkpoints:
-    """The complete checkpoints below one root, for whoever reads them.
+    """The complete checkpoints below one root, for reading.
 
     Args:
         root: their folder.
@@ -224,7 +224,7 @@ class Checkpoints:
 
 
 def _without_seal(there: Sequence[Candidate], step: int) -> list[PassedOver]:
-    """Of this step and later ones, those that cannot be verified, and so come after one that is."""
+    """Checkpoints of this step and later ones that cannot be verified, and so come after one that is."""
     return [
         PassedOver(one.path, unverified(one.path), damaged=False)
         for one in there

@@ -80,7 +80,7 @@ class Recovery:
         self.saved_step: int | None = None
         """Step of the newest checkpoint; None where there is none."""
         self.warnings: Mapping[str, str] = {}
-        """What was wrong when it continued, as `DriverStatus.checkpoint_warnings`; replaced as a whole."""
+        """Faults found when it continued, as `DriverStatus.checkpoint_warnings`; replaced as a whole."""
         self.recorded_step = 0
         """Step whose record was written last."""
 
@@ -198,7 +198,7 @@ class Recovery:
             ) from error
 
     def _damage(self, state: DriverState, folder: Path) -> str:
-        """What is wrong with the ranks' files of a checkpoint; the trainers share them among themselves."""
+        """Damage of the ranks' files of a checkpoint; the trainers share them among themselves."""
         if state.files is None:
             return ""
         asked = self._trainers.call(Trainer.damage, str(folder), state.files)

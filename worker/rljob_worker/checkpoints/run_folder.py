@@ -31,7 +31,8 @@ Resume = bool | Literal["auto"]
 _NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
 """Errors of a path that no restart mends; all others are the environment's."""
 _LOCK_SECONDS = 60.0
-"""How long a driver before this one may take to end: on another host its lock lives until the file server notices."""
+"""Seconds that a driver before this one may take to end: on another host its lock lives until the file server
+notices."""
 _LAYOUT = {
     "training": ("backend", "fsdp", "tensorParallel", "pipelineParallel", "expertParallel"),
     "rollout": ("tensorParallel",),
@@ -72,7 +73,7 @@ class RunFolder:
             self._locks = stack.pop_all()
 
     def checkpoints(self, best: Callable[[Collection[int]], int | None] = lambda steps: None) -> CheckpointStore:
-        """Where this driver saves; `best` chooses of some steps the one that is kept whatever its age."""
+        """Checkpoints of this driver; `best` chooses of some steps the one that is kept whatever its age."""
         return CheckpointStore(
             self._root, self._keep, self._claim.epoch, self.check, best, trust_unverified=self._trust_unverified
         )
@@ -82,10 +83,10 @@ class RunFolder:
         self._claim.check()
 
     def is_taken_over(self) -> bool:
-        """Whether a later driver has the folder: how this one ended is nobody's matter then.
+        """Whether a later driver has the folder: the end of this one does not matter then.
 
         Raises:
-            JobError: that cannot be told.
+            JobError: that cannot be determined.
         """
         try:
             self.check()
@@ -94,7 +95,7 @@ class RunFolder:
         return False
 
     def open_to_others(self) -> list[Path]:
-        """Those of its folders that other users of the machine can enter or list: their modes are the user's matter."""
+        """Its folders that other users of the machine can enter or list: their modes are the user's matter."""
         folders = [self.path] if self._own_root else [self.path, self._root]
         return [folder for folder in folders if folder.stat().st_mode & 0o005]
 
@@ -251,7 +252,7 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
 
 
 def _changes(previous: RunDescription | None, manifest: dict[str, Any], attempt: int) -> tuple[ResumeChanges, ...]:
-    """What the attempts so far changed, and what this one does."""
+    """Changes by the attempts so far, and by this one."""
     if previous is None:
         return ()
     specs = [_with_defaults(previous.job)["spec"], manifest["spec"]]

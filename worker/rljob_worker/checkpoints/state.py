@@ -23,7 +23,8 @@ SEAL = "driver.json.xxh3"
 _SEAL_LINE = re.compile(rb"([0-9a-f]{16})  ([1-9][0-9]{0,11})  driver\.json\n")
 _MOST_SEAL_BYTES = 64
 _MOST_OLD_BYTES = 2**31
-"""Of a `driver.json` whose size nothing says; with carried groups it holds every token of a step."""
+"""Largest `driver.json` whose size is recorded nowhere, in bytes; with carried groups it holds every token of a
+step."""
 
 
 class UnreadableError(JobError):
@@ -36,7 +37,7 @@ class UnverifiedError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """What the driver itself must remember; the trainers' files lie beside it."""
+    """State that the driver itself must remember; the trainers' files lie beside it."""
 
     step: int
     weight_version: int
@@ -46,9 +47,10 @@ class DriverState:
     record: dict[str, Any] | None = None
     """The step's record as far as it was known; None when it stands in steps.jsonl already."""
     files: tuple[CheckedFile, ...] | None = None
-    """What each rank wrote; None in checkpoints of versions that did not record it."""
+    """Files of each rank; None in checkpoints of versions that did not record them."""
     earlier_records: tuple[dict[str, Any], ...] = ()
-    """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
+    """Records of steps before this one that were not surely on disk; a driver that continues writes those that are
+    lost."""
     carried: tuple[dict[str, Any], ...] = ()
     """Groups that were left open, as `flow.Group.as_json`; only with partial rollout and tail batching."""
 

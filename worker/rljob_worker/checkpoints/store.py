@@ -30,8 +30,8 @@ class CheckpointStore(Checkpoints):
     that are being written or deleted have names that no reader looks at.
 
     Of several drivers the last one alone commits. `step-N.aM.incomplete` is what driver M is writing; a later one
-    renames it before it looks for what is there, and M's own renaming then fails; and M looks at who owns the folders
-    after it began to write, so that it does not begin under a name that nobody renames.
+    renames it before it looks for what is there, and M's own renaming then fails; and M checks the owner of the
+    folders after it began to write, so that it does not begin under a name that nobody renames.
 
     Args:
         root: made at the first checkpoint, in a folder that is there.
@@ -126,7 +126,7 @@ class CheckpointStore(Checkpoints):
 
         Args:
             damage: of the ranks' files.
-            on_set_aside: told the new name of a checkpoint that is damaged, or cannot be verified, and why.
+            on_set_aside: gets the new name of a checkpoint that is damaged, or cannot be verified, and why.
 
         Raises:
             JobError, UnverifiedError: as `find_whole`; nothing is set aside.

@@ -13,7 +13,7 @@ _FORM = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,
 _MAX_PORT = 65535
 _CONNECT_SECONDS = 10.0
 _REFUSED_SECONDS = 4.0
-"""How long a port is tried where nothing listens: a Ray that is being started will in a moment."""
+"""Seconds for which a port is tried where nothing listens: a Ray that is being started will in a moment."""
 _POLL_SECONDS = 0.5
 
 

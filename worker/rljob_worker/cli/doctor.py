@@ -125,7 +125,8 @@ def _wanted(arguments: argparse.Namespace) -> Wanted | None:
 
 
 def _on_this_machine(wanted: Wanted, spec: RLJobSpec) -> Wanted:
-    """What `rljob run` gives its processes here, where no pod does; without the memory saver, which is a finding."""
+    """Variables that `rljob run` gives its processes here, where no pod does; without the memory saver, which is a
+    finding."""
     # As `rljob run` has it: the processes that use devices are others.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     from rljob_worker.cluster.machine import machine_variables

@@ -1,4 +1,4 @@
-"""What `rljob env` shows of an episode."""
+"""Output of `rljob env` for an episode."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Played:
 
     @property
     def reward(self) -> float:
-        """Of all steps."""
+        """Sum of the rewards of all steps."""
         return sum(turn.answer.reward for turn in self.turns)
 
     @property

@@ -12,7 +12,7 @@ from rljob_worker.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """What one turn adds to a stream."""
+    """Tokens that one turn adds to a stream."""
 
     sampled: tuple[int, ...]
     """The action's, as a policy would write it, and the end token."""

@@ -1,4 +1,4 @@
-"""What the command line finds out of a manifest's environments, before a job starts or without one."""
+"""Checks of a manifest's environments on the command line, before a job starts or without one."""
 
 from __future__ import annotations
 

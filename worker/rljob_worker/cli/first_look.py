@@ -1,4 +1,4 @@
-"""What of a job's paths can be told wrong at once: the worker's own checks come after imports that take seconds."""
+"""Faults of a job's paths that are found at once: the worker's own checks come after imports that take seconds."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
 
 @dataclass(frozen=True, slots=True)
 class HalfInputs:
-    """What a half of a step begins with, read before anything is imported that takes seconds."""
+    """Input of a half of a step, read before anything is imported that takes seconds."""
 
     found: Found | None
     """The checkpoint; None: the starting weights."""

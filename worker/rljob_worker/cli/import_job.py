@@ -107,7 +107,7 @@ def manifest_text(found: Imported, framework: str, name: str) -> str:
 
 
 def problems_of(found: Imported) -> list[str]:
-    """What `rljob validate` would say of the manifest."""
+    """Problems of the manifest that `rljob validate` would report."""
     from rljob_api.validation import load_manifest
 
     try:

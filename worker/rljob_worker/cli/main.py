@@ -90,7 +90,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _lacks(error: ModuleNotFoundError) -> str:
-    """What an installation of the operator alone says of a command of the worker; elsewhere the error goes on."""
+    """Message of an installation of the operator alone for a command of the worker; elsewhere the error goes on."""
     if importlib.util.find_spec("numpy") is not None:
         raise error
     return f"{error.name}, a package of the worker, is not installed (docs/install.md)"

@@ -89,7 +89,7 @@ def _check_kinds(names: Mapping[str, Path]) -> None:
 
 
 def fit_problems(config: dict[str, object], spec: RLJobSpec) -> list[Problem]:
-    """What of a job's sizes, lengths and tokens does not fit its model."""
+    """Problems of a job's sizes, lengths and tokens that do not fit its model."""
     return [
         Problem(path_text(("spec", *finding.path)), finding.wrong, finding.allowed)
         for finding in parallel_findings(config, spec)
@@ -97,7 +97,7 @@ def fit_problems(config: dict[str, object], spec: RLJobSpec) -> list[Problem]:
 
 
 def config_problems(config: dict[str, object], backend: TrainingBackend) -> list[Problem]:
-    """What RLJob cannot build a model from, by the names in config.json."""
+    """Problems that keep RLJob from building a model, by the names in config.json."""
     if backend is TrainingBackend.MEGATRON and config.get("model_type") not in CHECKPOINT_TYPES:
         return [Problem("model_type", "is not built", ", ".join(CHECKPOINT_TYPES), config.get("model_type"))]
     return [

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: one live line on a terminal, a line every few seconds elsewhere."""
+"""Display for a person while a job runs: one live line on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

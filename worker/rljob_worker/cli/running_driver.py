@@ -15,7 +15,7 @@ from rljob_worker.host.files import read_file
 
 _SECONDS = 10.0
 _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""What is listened on -> what leads there."""
+"""Address that is listened on -> address that leads there."""
 
 
 def ask_driver(folder: Path, path: str, method: str) -> None:

@@ -62,7 +62,7 @@ def _reward(sample: dict[str, Any]) -> float:
 
 
 def step_text(samples: Sequence[Mapping[str, Any]]) -> str:
-    """What became of a step's samples, how they ended, and the age in updates of the tokens that were trained on."""
+    """Fate of a step's samples, their ends, and the age in updates of the tokens that were trained on."""
     decisions = Counter(sample.get("decision", "trained") for sample in samples)
     finishes = Counter(sample["finish_reason"] for sample in samples)
     ages: Counter[int] = Counter()
@@ -101,7 +101,7 @@ def sample_text(sample: dict[str, Any]) -> str:
 
 
 def _turns(turns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was answered in each turn, and what came of it."""
+    """Answer of each turn, and its result."""
     lines = []
     for count, turn in enumerate(turns, 1):
         tokens = f"{turn['tokens']} token{'' if turn['tokens'] == 1 else 's'}"

@@ -147,7 +147,7 @@ def _score(spec: RLJobSpec, file: Path | None, rows: int | None) -> list[tuple[R
 
 
 def _reward(spec: RLJobSpec, one: ResponseSet) -> RewardSpec:
-    """As the manifest has it."""
+    """The reward as the manifest has it."""
     from rljob_worker.data.sources import data_sources, evaluation_sources
 
     sources = dict(data_sources(spec) + evaluation_sources(spec))
@@ -157,7 +157,7 @@ def _reward(spec: RLJobSpec, one: ResponseSet) -> RewardSpec:
 
 
 def _failures(found: list[tuple[ResponseSet, Tally]], min_mean: float | None, max_errors: int | None) -> list[str]:
-    """What of the results makes the exit code 1."""
+    """Results that make the exit code 1."""
     from rljob_worker.rewards.trial import Distribution
 
     failures = []

@@ -74,7 +74,7 @@ class Data:
         return [loaded for loaded in sources if loaded.source.label_key is None]
 
     def responses(self, file: Path, rows: int | None) -> list[ResponseSet]:
-        """Those of a file, the first `rows` of them, by source.
+        """Responses of a file, the first `rows` of them, by source.
 
         Raises:
             UserError: naming the file and the line that is no response to a prompt of the data.

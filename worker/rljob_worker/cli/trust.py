@@ -46,7 +46,7 @@ def checkpoints_of(folder: Path, spec: dict[str, Any], trust_unverified: bool) -
 
 
 def say(found: Found) -> None:
-    """Warn of what was passed over, and of what cannot be verified; nothing is renamed by those who only read."""
+    """Warn of what was passed over, and of what cannot be verified; nothing is renamed by a command that only reads."""
     for one in found.passed_over:
         logger.warning("%s is not used: %s", one.folder, one.reason)
     if not found.verified:

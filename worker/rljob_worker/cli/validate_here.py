@@ -1,4 +1,4 @@
-"""What `rljob validate` looks at on this machine: model, data, rewards, environments, with the worker's packages."""
+"""Checks of `rljob validate` on this machine: model, data, rewards, environments, with the worker's packages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _is_relative(path: str | None) -> bool:
 
 
 def _of_local_model(job: RLJob) -> list[Problem]:
-    """What of the job does not fit the config of a model folder on this machine.
+    """Problems of the job with the config of a model folder on this machine.
 
     Raises:
         UserError: the folder is none, or lacks what trainers and engines start from.

@@ -34,7 +34,7 @@ class Reply(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a process runs."""
+    """Location of a process."""
 
     pid: int
     node: str
@@ -84,7 +84,7 @@ class Actor:
         stacks_file: its threads' stacks on SIGUSR2.
         api: class of the object, as `module:name`; empty: a process that has none.
         arguments: of the object.
-        hidden: variables that it was not started with, since those are for all to see who may look at processes.
+        hidden: variables that it was not started with, since those are visible to all that may look at processes.
     """
 
     def __init__(

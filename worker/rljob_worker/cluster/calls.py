@@ -33,7 +33,7 @@ _SLICE_SECONDS = 0.2
 _PAUSE_SECONDS = 2.0
 """A wait that returns so much late was not waiting: nobody else is to blame for that time."""
 _DEATH_SECONDS = 5.0
-"""How much later than its peers' errors the death of a process may become known."""
+"""Seconds by which the death of a process may become known later than its peers' errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Calls:
         *,
         until_stop: bool = False,
     ) -> tuple[list[A], list[B]]:
-        """As `gather`, of two sides that depend on each other and are waited for together."""
+        """Same as `gather`, for two sides that depend on each other and are waited for together."""
         both: list[Any] = self.gather(what, [*first, *second], seconds, until_stop=until_stop)
         return both[: len(first)], both[len(first) :]
 
@@ -183,7 +183,7 @@ class Calls:
         each: bool,
         lost: Callable[[ProcessDiedError], None] | None,
     ) -> Iterator[tuple[int, A]]:
-        """Of `stream`; the calls that ended leave `by_ref`."""
+        """Results of `stream`; the calls that ended leave `by_ref`."""
         while by_ref:
             for stream in self._finished(what, by_ref, seconds, True, deadlines=deadlines):
                 if each:

@@ -38,10 +38,10 @@ from rljob_worker.weightsync.routes import HostRoute
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
 _VISIBLE_SECONDS = 10.0
-"""How long a new file may take to show up on another node."""
+"""Seconds that a new file may take to show up on another node."""
 _SIGNAL_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
-"""What trainers and engines may take to leave once Ray told them to; they take a fraction of a second."""
+"""Seconds for trainers and engines to leave once Ray stopped them; they take a fraction of a second."""
 
 
 class Cluster:
@@ -55,7 +55,7 @@ class Cluster:
         run_folder: the driver's run folder; on a cluster, all nodes must see it at the same path.
         model_folder: Hugging Face folder with the starting weights, likewise.
         checkpoints: folder of the checkpoints, likewise.
-        on_change: told of engines that are lost, join and leave, as an event with what is to be said of it.
+        on_change: called for engines that are lost, join and leave, with an event and its message.
         trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
         critic_folder: what the critic starts from, where that is another folder; likewise.
     """
@@ -188,7 +188,7 @@ class Cluster:
         return self._trains and (derived.has_nodes_apart(self.spec) or own_memory or chosen)
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
-        """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.
+        """Devices that Ray shows a process on each of the job's devices; empty where CPUs stand for devices.
 
         Ray exposes to an actor only the devices of its own bundle. An engine that spans bundles gets those of their
         trainers, or, where no trainer shares them, of short-lived onlookers.
@@ -280,7 +280,7 @@ class Cluster:
         self.engines.beside(Engine.abort)
 
     def death_of(self, name: str) -> str:
-        """Where a process died, and the last lines of its log."""
+        """Place of a process's death, and the last lines of its log."""
         return f"{name} died{self._where(name)}\n{self._last_words(name)}"
 
     def _where(self, name: str) -> str:
@@ -354,7 +354,7 @@ class Cluster:
 
 
 def _meeting_place(spec: RLJobSpec, nodes: Nodes, folders: Sequence[str], seconds: float) -> str:
-    """Where the trainers meet: on one node in a folder that is theirs alone, else at the first node's address."""
+    """Meeting place of the trainers: on one node a folder that is theirs alone, else the first node's address."""
     if derived.trainer_nodes(spec) == 1:
         return f"file://{folders[0]}/store"
     host = nodes[0].address

@@ -120,7 +120,7 @@ class Elastic:
         self._common, self._calls, self._on_change = common, calls, on_change
         self._wanted = derived.engine_nodes(processes.spec)
         self._groups: list[PlacementGroup] = []
-        """Of engines that were made on other nodes than the job began with."""
+        """Placement groups of engines that were made on other nodes than the job began with."""
         self._leaving: list[Process[Engine]] = []
         self._lock = threading.Lock()
         self._closed = self._changed = False
@@ -156,7 +156,7 @@ class Elastic:
         self._wanted = nodes
 
     def in_use(self) -> EngineNodes:
-        """How many nodes with engines are wanted, and which are in use; thread-safe."""
+        """Number of nodes with engines that are wanted, and those in use; thread-safe."""
         nodes, places = self._nodes, self._processes.places
         part = {process.node for process in self._engines}
         others = {process.node for process in (*self.arrived, *list(self._leaving))}

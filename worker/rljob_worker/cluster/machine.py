@@ -20,7 +20,7 @@ from rljob_worker.memory.saver_library import package_library
 
 logger = logging.getLogger(__name__)
 _CANN_VARIABLE = "ASCEND_TOOLKIT_HOME"
-"""What CANN's set_env.sh sets; torch_npu finds its libraries by it."""
+"""Variable that CANN's set_env.sh sets; torch_npu finds its libraries by it."""
 _COMPILER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -82,7 +82,7 @@ def _cache() -> Path:
 def shared_cache(folder: Path) -> str | None:
     """A folder beside run folders on which pods keep what they compiled; None where this user has none to itself.
 
-    Whoever can write to it could have engines run code of theirs.
+    A user that can write to it could make engines run code.
     """
     cache = folder / f".cache-{os.getuid()}"
     with suppress(OSError):

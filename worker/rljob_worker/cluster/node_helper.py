@@ -40,7 +40,7 @@ class NodeHelper:
             return int(probe.getsockname()[1])
 
     def missing(self, paths: Sequence[str], seconds: float) -> list[str]:
-        """Those of the paths that do not show up here within `seconds`; network file systems take a moment."""
+        """Paths that do not show up here within `seconds`; network file systems take a moment."""
         deadline = time.monotonic() + seconds
         while True:
             missing = [path for path in paths if not os.path.exists(path)]

@@ -12,7 +12,7 @@ _WIDTH = 60
 
 
 def in_short(message: str) -> str:
-    """How full the memory was, who held most of it and what to do; the message itself where it is not as in Ray 2.56.
+    """Use of the memory, its largest users and the remedy; the message itself where it is not as in Ray 2.56.
 
     Ray writes GB for 2^30 bytes (`MemoryMonitor` and `WorkerKillingPolicy` of its raylet).
     """

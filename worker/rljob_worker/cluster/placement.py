@@ -1,4 +1,4 @@
-"""Which nodes of a Ray cluster hold the job's devices, and the placement group that reserves them."""
+"""Nodes of a Ray cluster that hold the job's devices, and the placement group that reserves them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Node:
     address: str
     cpus: float
     devices: float = 0.0
-    """Of the job's kind; 0 where CPUs stand for devices."""
+    """Devices of the job's kind; 0 where CPUs stand for devices."""
 
     def __str__(self) -> str:
         return f"{self.hostname} ({self.address})"
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a process runs: a bundle of reserved devices."""
+    """Spot of a process: a bundle of reserved devices."""
 
     group: PlacementGroup
     bundle: int
@@ -59,7 +59,7 @@ class Placement:
     group: PlacementGroup
     nodes: tuple[Node, ...]
     holds: tuple[NodeGroup, ...]
-    """What each node holds."""
+    """Groups that each node holds."""
 
     def trainers(self, training: TrainingSpec) -> list[int]:
         """The job's device that each trainer runs on, by rank, as `ParallelLayout.nodes` deals them; empty for engines
@@ -80,7 +80,7 @@ class Placement:
         ]
 
     def spot(self, device: int) -> Spot:
-        """Where a device is reserved."""
+        """Spot at which a device is reserved."""
         return Spot(self.group, device)
 
     def node_of(self, device: int) -> int:

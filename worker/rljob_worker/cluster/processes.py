@@ -35,13 +35,13 @@ ON_A_CLUSTER = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process runs."""
+    """Place of a process."""
 
     spot: Spot
     node: int
     """Position of its node among the job's."""
     devices: int
-    """Of the job on that node."""
+    """Devices of the job on that node."""
 
 
 class Processes:
@@ -57,7 +57,7 @@ class Processes:
         self.trainers = TrainerGroup()
         self.engines = EngineGroup()
         self.places: dict[str, Place] = {}
-        """Where each process is, or was last."""
+        """Present or last place of each process."""
         self.buckets = run_folder / "buckets"
         """Folder of weights on their way, where they go through one."""
         self.logs = run_folder / "logs"

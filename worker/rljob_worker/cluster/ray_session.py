@@ -150,7 +150,7 @@ def _own_settings(token_file: Path) -> dict[str, str | None]:
 
 
 def _new_token(folder: Path) -> Path:
-    """A file with a token that only its owner reads; processes are told the path, never the token."""
+    """A file with a token that only its owner reads; processes get the path, never the token."""
     path = folder / "token"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="ascii") as file:
@@ -188,7 +188,8 @@ def _children_are_waited_for() -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """A Ray that is started here listens on the loopback address: it takes any other for itself even if told that."""
+    """A Ray that is started here listens on the loopback address: it takes any other for itself even if that one is
+    given."""
     with _settings({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}), ray_node.clusters_off():
         yield
 

@@ -18,7 +18,7 @@ _REFUSALS = 10
 _END_SECONDS = 7.0
 """The driver may take so long to end by itself once a process of Ray's is gone: a call of Ray's may hold it."""
 Look = Callable[[], str]
-"""What of Ray is gone, and how; empty while all is there."""
+"""Finds the parts of Ray that are gone, and how; empty while all are there."""
 
 
 def dead_process(started: Sequence[tuple[str, subprocess.Popen[bytes]]]) -> str:
@@ -65,7 +65,7 @@ def _refuses(family: int, address: str | tuple[str, int]) -> bool:
 
 
 class RayWatch:
-    """Says that a process of Ray's is gone, to whoever asks while it waits, and ends this process if nobody does.
+    """Says that a process of Ray's is gone, to each wait that asks, and ends this process if none does.
 
     Args:
         on_overdue: called with what is to be said before this process is ended.
@@ -88,12 +88,12 @@ class RayWatch:
             raise RayLostError(self._lost)
 
     def check_now(self) -> None:
-        """As `check`, of this instant."""
+        """Same as `check`, of this instant."""
         self._look_once()
         self.check()
 
     def cause_of(self, error: JobError | UserError | OSError) -> JobError | UserError | OSError:
-        """What ended the job: an error that comes while Ray is gone is only what follows from that."""
+        """Cause of the job's end: an error that comes while Ray is gone only follows from that."""
         try:
             self.check_now()
         except RayLostError as lost:

@@ -1,4 +1,4 @@
-"""What of this machine's files a process is given, by its variables and what the manifest names."""
+"""Files of this machine that a process gets, by its variables and the manifest's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HUB = ("hub", "datasets", "modules")
 def files_of(
     around: Iterable[Path], read: Iterable[str], write: Iterable[str], never: Iterable[Path], given: Mapping[str, str]
 ) -> Files:
-    """What a process with these variables needs, and what it is given.
+    """Files that a process with these variables needs, and those that it gets.
 
     Args:
         around: the working directory, folders of code.

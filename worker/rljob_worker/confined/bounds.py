@@ -38,12 +38,12 @@ _TRY_NETWORK = f"{_IMPORT} leave_network; sys.exit(not leave_network())"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one confined process and all that it starts may use."""
+    """Bounds of one confined process and all that it starts."""
 
     memory: int
     """Bytes, of all its processes together, and of each one's data segment (RLIMIT_DATA)."""
     files: Files = field(default_factory=Files)
-    """What it may read and write, where the kernel has Landlock."""
+    """Files that it may read and write, where the kernel has Landlock."""
     network: bool = True
     """Whether it sees the machine's network."""
     processes: int = 64
@@ -52,11 +52,11 @@ class Bounds:
     file_bytes: int = 2**30
     """Size of a file that it writes."""
     scratch_bytes: int = 2**32
-    """Of its temporary folder, where that lies on a disk; in memory it counts as that."""
+    """Bytes of its temporary folder, where that lies on a disk; in memory it counts as that."""
     files_made: int = 100_000
     """Files in its temporary folder."""
     output_bytes: int = 2**20
-    """Of what it prints, in all."""
+    """Bytes of its whole output."""
     source: str = "reward"
     """A word that stands before each line of it."""
 
@@ -83,7 +83,7 @@ def environment(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str
 
 
 def explain(code: int, bounds: Bounds, what: str, block: str) -> str:
-    """What a keeper's exit code says.
+    """Explanation of a keeper's exit code.
 
     Args:
         code: the keeper's.

@@ -1,4 +1,4 @@
-"""What the kernel lets a process do beyond its user's rights, given up for good: capabilities(7).
+"""Capabilities, which let a process exceed its user's rights, given up for good: capabilities(7).
 
 Root without capabilities is an ordinary user: it cannot look into a process that has some, nor enter its namespaces.
 """

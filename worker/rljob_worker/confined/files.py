@@ -28,7 +28,7 @@ _OURS = ("rljob-ray-", "rljob-engines-", "rljob-sync-", "rljob-scratch-")
 
 
 class Files(NamedTuple):
-    """What a confined process may read and write beside the system's programs and its own temporary folder."""
+    """Files that a confined process may read and write beside the system's programs and its own temporary folder."""
 
     read: tuple[str, ...] = ()
     """With all that is below."""
@@ -37,7 +37,7 @@ class Files(NamedTuple):
     write: tuple[str, ...] = ()
     """Likewise to be written."""
     never: tuple[str, ...] = ()
-    """What `around` leaves out wherever it is below."""
+    """Files that `around` leaves out wherever they are below."""
     home: str = ""
     """The user's, of which hidden files are left out likewise."""
 

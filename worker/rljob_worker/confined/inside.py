@@ -1,4 +1,4 @@
-"""What Python needs inside a confined process, where /dev/shm and Unix sockets are out of reach."""
+"""Replacements for Python inside a confined process, where /dev/shm and Unix sockets are out of reach."""
 
 from __future__ import annotations
 

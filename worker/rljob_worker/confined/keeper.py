@@ -179,7 +179,7 @@ class _Looks:
 
 
 class _Shown:
-    """What is printed, written to the driver's own output with what a terminal would obey escaped.
+    """Output, written to the driver's own with the characters escaped that a terminal would obey.
 
     Args:
         module: file of `rljob_api.safe_text`: a script without site-packages cannot import it.

@@ -1,4 +1,4 @@
-"""What this kernel has to confine a process with."""
+"""This kernel's means to confine a process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rljob_worker.confined import landlock, system_calls
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What it has."""
+    """The kernel's means."""
 
     landlock: int
     """ABI; 0: none."""
     filters: bool
-    """Of system calls."""
+    """Filters of system calls."""
 
     @classmethod
     def here(cls) -> Kernel:
@@ -22,7 +22,7 @@ class Kernel:
         return cls(landlock.abi(), system_calls.known())
 
     def remains(self) -> list[str]:
-        """What confined code of the same user can do nevertheless, one sentence each; empty: nothing of it."""
+        """Abilities that remain to confined code of the same user, one sentence each; empty: none."""
         found = []
         if self.landlock < landlock.FILES_SINCE:
             found.append(

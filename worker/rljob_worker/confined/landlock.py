@@ -1,7 +1,7 @@
 """Landlock: which files a process and all that it starts may read and write; landlock(7).
 
-The standard library alone, since it is imported by a keeper, which runs without site-packages. Beside files the kernel
-keeps the process from looking into others (`/proc/PID/environ`, `mem`, `fd`, `root`, ptrace), whoever they belong to,
+The standard library alone, since it is imported by a keeper, which runs without site-packages. Beside files the
+kernel keeps the process from looking into others (`/proc/PID/environ`, `mem`, `fd`, `root`, ptrace), of any user,
 and from ABI 6 on from sending them signals and from their abstract Unix sockets.
 """
 
@@ -29,7 +29,7 @@ _SCOPES_SINCE, _SCOPES = 6, 0b11
 """Abstract Unix sockets, and signals."""
 
 FILES_SINCE, SIGNALS_SINCE = 1, 6
-"""ABIs of what a job is told when its kernel lacks it."""
+"""ABIs whose absence in the kernel is reported to the job."""
 
 
 class _Ruleset(ctypes.Structure):

@@ -15,7 +15,7 @@ from rljob_worker.errors import UserError
 
 
 def load_named(path: str, field: str, kind: str, reach: str) -> Any:
-    """What is at `package.module:NAME` or `FILE.py:NAME`.
+    """The object at `package.module:NAME` or `FILE.py:NAME`.
 
     Args:
         path: where it is.

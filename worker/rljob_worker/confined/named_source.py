@@ -1,4 +1,4 @@
-"""What `FILE.py:NAME` and `package.module:NAME` lead to, judged by source: nothing of it is run or imported."""
+"""Targets of `FILE.py:NAME` and `package.module:NAME`, judged by source: nothing of it is run or imported."""
 
 from __future__ import annotations
 

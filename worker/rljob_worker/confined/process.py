@@ -20,7 +20,7 @@ from rljob_worker.confined.bounds import Bounds, explain
 
 _EXIT_SECONDS = 5.0
 _STALL_SECONDS = 10
-"""How long a process may take over one message: half a message must not hold up the others."""
+"""Seconds that a process may take over one message: half a message must not hold up the others."""
 _MAX_ANSWER_BYTES = 2**26
 
 
@@ -30,7 +30,7 @@ class NoMessageError(EOFError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where confined processes run."""
+    """Place of confined processes."""
 
     workdir: Path
     variables: Mapping[str, str]
@@ -71,7 +71,7 @@ class ConfinedProcess:
     def read(self) -> list[Any]:
         """The next message; EOFError when the process has ended, NoMessageError when it sends something else.
 
-        It is JSON, since whoever controls the process must not control the driver.
+        It is JSON, since control of the process must not give control of the driver.
         """
         try:
             message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))

@@ -1,10 +1,11 @@
 """System calls that confined code is refused: seccomp(2). The standard library alone, as `landlock`.
 
 All others are allowed, as scores are made by whatever people install. Refused are those that reach other processes
-without a file (ptrace, io_uring, which makes sockets beyond any filter, other processes' limits), that make namespaces
-with capabilities in them or leave those that were made, that keep memory after their process (System V and POSIX
-queues and segments), kernel keyrings, and sockets but those of the internet: a Unix socket's path is nothing that
-Landlock knew before ABI 9, and those of Ray, of a container runtime and of a desktop believe whoever may open them.
+without a file (ptrace, io_uring, which makes sockets beyond any filter, other processes' limits), that make
+namespaces with capabilities in them or leave those that were made, that keep memory after their process (System V
+and POSIX queues and segments), kernel keyrings, and sockets but those of the internet: a Unix socket's path is
+nothing that Landlock covered before ABI 9, and those of Ray, of a container runtime and of a desktop trust every
+process that may open them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _OF_MORE_THAN_ITSELF = {
     "memfd_create": (319, 279), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
 }  # fmt: skip
-"""What a program that is one process, and answers over what it was given, has no need of."""
+"""System calls that a program has no need of when it is one process, and answers over what it was given."""
 _CLONE_THREAD = 0x10000
 _SIGNALS = {"kill": (62, 129), "tgkill": (234, 131)}
 _OWNERS = {"fcntl": ((72, 25), (8, 15)), "ioctl": ((16, 29), (0x8901, 0x8902))}

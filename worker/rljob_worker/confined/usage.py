@@ -12,7 +12,7 @@ _IN_MEMORY = (" - tmpfs ", " - ramfs ", " - hugetlbfs ", " - devtmpfs ")
 _ANONYMOUS_FILE = "/memfd:"
 _BLOCK = 512
 _MOST_ENTRIES = 200_000
-"""Of a folder, that are counted."""
+"""Most entries of a folder that are counted."""
 
 File = tuple[int, int]
 """Device and inode."""
@@ -55,7 +55,7 @@ def exceeds(pids: list[int], limit: int, files: dict[File, int], beside: int) ->
 
 
 def folder(path: str) -> tuple[int, int, int]:
-    """What lies in a folder: bytes in memory and on a disk, and the number of files; cut off at `_MOST_ENTRIES`."""
+    """Usage of a folder: bytes in memory and on a disk, and the number of files; cut off at `_MOST_ENTRIES`."""
     used, entries = 0, 0
     folders = [path]
     while folders and entries <= _MOST_ENTRIES:
@@ -89,7 +89,7 @@ class NamelessFiles:
 
     @classmethod
     def of(cls, pids: Iterable[int]) -> NamelessFiles:
-        """Those of some processes."""
+        """Nameless files of some processes."""
         found = cls()
         for pid in pids:
             try:
@@ -144,7 +144,7 @@ def _sum_of(path: str, names: tuple[str, ...]) -> int:
 
 
 def _mapped_of(pid: int, files: dict[File, int]) -> int:
-    """Of a process's share, bytes that belong to these files."""
+    """Bytes of a process's share that belong to these files."""
     if not files:
         return 0
     total, counts = 0, False

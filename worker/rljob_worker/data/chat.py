@@ -27,7 +27,7 @@ logger = logging.getLogger("rljob.data")
 
 _MAX_TEMPLATE_BYTES = 2**20
 _RENDER_SECONDS = 10.0
-"""A prompt takes milliseconds; loops within loops take as long as whoever wrote them wants."""
+"""A prompt takes milliseconds; loops within loops take as long as their author wants."""
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _ANSWER = "rljob-42-answer"
 _TRIED = 5
@@ -78,7 +78,7 @@ def _check_syntax(text: str, where: str) -> None:
 
 
 class ChatTemplate:
-    """How one source's prompts are rendered.
+    """Rendering of one source's prompts.
 
     Args:
         source: with `applyChatTemplate`.

@@ -74,7 +74,7 @@ class TableRows(Sequence[Row]):
         return key in lifted(self._table, (key,)).column_names
 
     def values(self, key: str | None, count: int) -> Iterator[Any]:
-        """Those of a column, or of a field within one, in the first rows; None where there is none."""
+        """Values of a column, or of a field within one, in the first rows; None where there is none."""
         table = lifted(self._table, (key,))
         if key is None or key not in table.column_names:
             yield from repeat(None, min(count, len(self)))

@@ -274,7 +274,7 @@ class _Stream:
 
     @property
     def weights(self) -> list[list[float]] | None:
-        """Those that change over the steps, each as [first step, value], as JSON has them."""
+        """Weights that change over the steps, each as [first step, value], as JSON has them."""
         given = self.loaded.source.weights
         return None if given is None else [[one.first_step, one.value] for one in given]
 

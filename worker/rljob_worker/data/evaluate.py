@@ -1,4 +1,4 @@
-"""What an evaluation says of the policy: mean reward and pass@k for each source."""
+"""Result of an evaluation of the policy: mean reward and pass@k for each source."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class EvaluatedPrompt:
     source: str
     scores: Sequence[float]
     truncated: int = 0
-    """How many of them were cut at the token limit."""
+    """Number of them that were cut at the token limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSettings:
-    """How one data set of an evaluation is scored."""
+    """Scoring of one data set of an evaluation."""
 
     max_prompts: int | None
     samples_per_prompt: int
@@ -30,7 +30,7 @@ class HeldOutSettings:
 
 
 def held_out_settings(evaluation: EvaluationSpec, source: str | None) -> HeldOutSettings:
-    """Those of the set of that name, and the evaluation's where it has none."""
+    """Settings of the set of that name, and the evaluation's where it has none."""
     own = next((held_out for held_out in evaluation.sets or [] if held_out.name == source), None)
     return HeldOutSettings(
         (own and own.max_prompts) or evaluation.max_prompts,

@@ -16,7 +16,7 @@ from rljob_worker.waiting import waiting_for, within
 ANSWER_SECONDS = 15.0
 """A hub that is there answers within a second or two."""
 STALL_SECONDS = 30.0
-"""How long a hub may say nothing while it is fetched from."""
+"""Seconds that a hub may say nothing during a download."""
 _BEGINNING = 1024
 _NOT_FOUND = 404
 """The hub's client says of which repository; some mirrors answer with a page."""
@@ -114,7 +114,7 @@ def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
 
 
 def _address(hub: Hub) -> tuple[str, str]:
-    """Where its API is, and the variable that says so."""
+    """Address of its API, and the variable that says so."""
     if hub is Hub.MODEL_SCOPE:
         domain = os.environ.get("MODELSCOPE_DOMAIN") or "www.modelscope.cn"
         return f"https://{domain}/api/v1", "MODELSCOPE_DOMAIN"

@@ -30,7 +30,7 @@ class Preview:
     label: str | None
 
     def lines(self) -> Iterator[str]:
-        """What is shown of it."""
+        """Lines of the display."""
         ends = (
             [*map(_token, self.tokens[:_ENDS]), "...", *map(_token, self.tokens[-_ENDS:])]
             if len(self.tokens) > 2 * _ENDS

@@ -36,9 +36,9 @@ class ScoredRows:
     loaded: LoadedSource
     reward: RewardSpec
     count: int
-    """How many of its rows are used, from the first on."""
+    """Number of its rows that are used, from the first on."""
     left_out: frozenset[int] = frozenset()
-    """Those of them that are not (`spec.data.skip`)."""
+    """Rows among them that are not used (`spec.data.skip`)."""
     routed: RoutedRows | None = None
     """The rows by value, where their reward follows from a column."""
 

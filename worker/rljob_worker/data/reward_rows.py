@@ -80,7 +80,7 @@ class ValueRows:
 
     count: int
     columns: frozenset[str]
-    """Of the first of them."""
+    """Columns of the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class RoutedRows:
     field: str
     """The reward's place in the manifest."""
     source: str
-    """As a message names it."""
+    """Name in messages."""
     reward: RewardSpec
     values: Mapping[str | None, ValueRows]
 
@@ -102,7 +102,7 @@ class RoutedRows:
         return frozenset().union(*found) if found else None
 
     def lines(self) -> Iterator[str]:
-        """How many rows each value has, and what scores them."""
+        """Number of rows of each value, and their rewards."""
         assert self.reward.parts is not None
         for value, rows in sorted(self.values.items(), key=lambda item: (item[0] is None, item[0] or "")):
             names = [part_name(part) for part in self.reward.parts if scores(part, value)]
@@ -194,7 +194,7 @@ def _refusal(loaded: LoadedSource, field: str, faults: Mapping[str, tuple[int, i
 
 
 def _misfit(loaded: LoadedSource, reward: RewardSpec, label: object) -> str:
-    """What of a row does not fit the built-in rewards that score it; empty where all fits."""
+    """The part of a row that does not fit the built-in rewards that score it; empty where all fits."""
     for part in reward.parts or []:
         if part.name is None:
             continue

@@ -20,8 +20,8 @@ _DIGEST_BYTES = 16
 
 
 def most_mended(rows: int) -> int:
-    """How many rows of a source may be others before it counts as other data: a few, or one in a hundred; half at
-    most."""
+    """Number of rows of a source that may be others before it counts as other data: a few, or one in a hundred; half
+    at most."""
     return min(max(_FEW, rows // _SHARE), rows // 2)
 
 

@@ -43,7 +43,7 @@ _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
 _AT_ONCE_BYTES = 2**24
-"""Of a file whose rows are all read before anything is imported: some 0.5 s."""
+"""Size of a file whose rows are all read before anything is imported: some 0.5 s."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -75,7 +75,7 @@ class LoadedSource:
         return frozenset(found - {self.source.prompt_key, self.source.label_key})
 
     def place(self, row: int) -> str:
-        """How a message names a row."""
+        """Name of a row in messages."""
         return f"{self.origin}, row {row}"
 
 

@@ -108,7 +108,7 @@ def _refuse_own_code(folder: Path, error: Exception) -> None:
 
 
 def tokens_added_after(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """What the tokenizer adds at the end of every text, such as an end token."""
+    """Tokens that the tokenizer adds at the end of every text, such as an end token."""
     plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a b")["input_ids"]
     starts = range(len(whole) - len(plain) + 1)

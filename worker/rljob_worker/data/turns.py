@@ -29,7 +29,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is appended to a stream after an answer."""
+    """Tokens appended to a stream after an answer."""
 
     ids: tuple[int, ...]
     broken: int
@@ -73,7 +73,7 @@ class TurnRenderer:
         return self._encoded(self._render(messages, True))
 
     def after(self, ended_by: int | None, *observed: str) -> Delta:
-        """What an observation appends after an answer.
+        """Tokens that an observation appends after an answer.
 
         Args:
             ended_by: the stop token that ended the answer, and is its last one; None where it was cut. What closes an

@@ -19,7 +19,7 @@ class MemoryPool(Protocol):
 
     @property
     def id(self) -> tuple[int, int]:
-        """By which torch's allocator knows it."""
+        """Id of the device in torch's allocator."""
         ...
 
 
@@ -82,9 +82,9 @@ class Device(Protocol):
         ...
 
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
-        """A group beside those that torch knows of, whose members may run different programs.
+        """A group beside torch's own, whose members may run different programs.
 
-        Collective over its members, who meet in the store.
+        Collective over its members, which meet in the store.
 
         Args:
             store: the group's own.

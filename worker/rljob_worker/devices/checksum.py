@@ -25,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class BegunChecksum:
-    """A checksum that a device has been told to compute: `end_checksums` waits for it."""
+    """A checksum whose computation on a device has begun: `end_checksums` waits for it."""
 
     rows: torch.Tensor
     """Sums of the rows, int64 [rows, limbs]."""
