@@ -21,12 +21,17 @@ DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
 ROLES = (DRIVER, TRAINER, ENGINE)
 KEY = "RLJOB_TESTS_KEY"
 """Key of the process from which this one was forked."""
+FAULT, PRELOADED = "RLJOB_FAULT", "LD_PRELOAD"
+"""Fault that the library of `disk_faults.c` is armed with; the library."""
 CENSUS = "RLJOB_TESTS_CENSUS"
 """A folder in which drivers, trainers and engines write what a step goes through (`census`)."""
 NPU = "npu"
 """Not of a job: scripts of tests on torch_npu's wheel."""
-_PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH")
-"""Variables that nothing reads while it is imported, or that are seen to after a fork."""
+_PASSED = (
+    *("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH", "SPT_NOENV"),
+    *("GLOO_SOCKET_IFNAME", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
+)
+"""Beginnings of names of variables that nothing reads while it is imported, or that are seen to after a fork."""
 _LENGTH = struct.Struct("!I")
 _MOST_FILES = 64
 

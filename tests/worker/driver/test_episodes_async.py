@@ -96,7 +96,8 @@ def kill(place: tuple[str, str, float], step: int, chance: random.Random) -> dic
 def test_episodes_go_on_through_updates_and_kills(tmp_path: Path) -> None:
     job, folder, chance, steps = job_of(tmp_path, 8), tmp_path / "run", random.Random(f"{SEED} episodes async"), 8
     host = kill(("environment", "rollout", 0.5), 2, chance)
-    killed = kill(chance.choice([place for place in PLACES if place[0] != "environment"]), 6, chance)
+    # Three steps before the last, which are longer than any delay.
+    killed = kill(chance.choice([place for place in PLACES if place[0] != "environment"]), 5, chance)
     print(f"RLJOB_SEED={SEED}: {host}, {killed}")
     code, output = finish(start_faulty(job, folder, [host, killed]), seconds=600)
     assert code != 0, (killed, output)

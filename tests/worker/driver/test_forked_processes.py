@@ -73,6 +73,7 @@ def test_variables_that_are_read_once_are_those_of_its_parent() -> None:
     assert key(ENGINE, OMP_NUM_THREADS="1", RLJOB_MARK="a") == key(ENGINE, RLJOB_MARK="b", OMP_NUM_THREADS="1")
     assert key(ENGINE, OMP_NUM_THREADS="1") != key(ENGINE, OMP_NUM_THREADS="2")
     assert key(ENGINE) != key(TRAINER)
+    assert key(TRAINER, GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1") == key(TRAINER)
 
 
 def test_variables_are_put_in_as_ray_does() -> None:
