@@ -112,6 +112,7 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
     except TypeError as error:
         raise ManifestError([Problem("", f"holds a value that is no JSON: {error}")], source) from None
     job, problems, bad = None, [], set[FieldPath]()
+    either: dict[FieldPath, ErrorDetails] = {}
     try:
         job = RLJob.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -120,8 +121,15 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
             if detail["type"] == "default_factory_not_called":
                 # A default that follows from a field which is reported itself.
                 continue
-            bad.add(tuple(detail["loc"]))
+            loc = tuple(detail["loc"])
+            bad.add(loc)
+            if loc and "x-kubernetes-int-or-string" in (subschema(schema, loc[:-1]) or {}):
+                # Each type that the value could have is blamed by its name: that which it has counts.
+                if loc[:-1] not in either or detail["type"] in _WRONG:
+                    either[loc[:-1]] = detail
+                continue
             problems.append(_explain(detail, schema, document))
+    problems += [_either(path, detail, document) for path, detail in either.items()]
     if "NaN" in text or "Infinity" in text:
         problems += _not_finite(document, bad)
     problems += _broken_rules(document, bad)
@@ -218,6 +226,13 @@ _KINDS: dict[type, str] = {
     dict: "a mapping",
     list: "a list",
 }
+
+
+def _either(path: FieldPath, detail: ErrorDetails, document: dict[str, Any]) -> Problem:
+    """The problem of a value that is a whole number or a string, and fits neither."""
+    wrong = _WRONG.get(detail["type"])
+    allowed = "a whole number or a string" if wrong is None else detail["msg"]
+    return Problem(path_text(path), wrong or "has the wrong type", allowed, _at(document, path))
 
 
 def _explain(detail: ErrorDetails, schema: Node, document: dict[str, Any]) -> Problem:

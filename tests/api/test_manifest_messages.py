@@ -223,3 +223,19 @@ def test_a_value_is_shown_as_it_was_written(change: str) -> None:
         assert "mount_path" not in text, text
     lists = [text for text in found if ": [" in text]
     assert all(': [{"' in text for text in lists)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("true", "spec.data.skip[1]: true: has the wrong type; allowed: a whole number or a string"),
+        ("1.5", "spec.data.skip[1]: 1.5: has the wrong type; allowed: a whole number or a string"),
+        ("-1", "spec.data.skip[1]: -1: is too small; allowed: Input should be greater than or equal to 0"),
+        ("a b", 'spec.data.skip[1]: "a b": has the wrong form; allowed: String should match pattern'),
+        ("[1]", "spec.data.skip[1]: [1]: has the wrong type; allowed: a whole number or a string"),
+    ],
+)
+def test_a_value_of_several_types_has_one_problem(value: str, message: str) -> None:
+    with pytest.raises(ManifestError) as error:
+        load_manifest(manifest(f"data.skip=[0, {value}]"))
+    assert [str(problem)[: len(message)] for problem in error.value.problems] == [message]
