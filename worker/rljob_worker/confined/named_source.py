@@ -69,7 +69,7 @@ def _check_file(field: str, file: Path, name: str) -> None:
 
 
 def _value(tree: ast.Module, name: str) -> ast.expr | None:
-    """What a module's own lines make of a name last, where they show that nobody can call it."""
+    """Last value that a module's own lines give a name, where they show that it cannot be called."""
     found: ast.expr | None = None
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):

@@ -36,7 +36,7 @@ class CpuDevice:
 
     @property
     def torch_device(self) -> torch.device:
-        """`cpu`; torch knows only one."""
+        """`cpu`; torch has only one."""
         return torch.device("cpu")
 
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:

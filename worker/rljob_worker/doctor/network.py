@@ -19,7 +19,7 @@ class NoPortRange(ValueError):
 
 
 def host_ports(variables: Mapping[str, str]) -> tuple[int, ...]:
-    """The TCP ports that HCCL was told to listen on; none where the system picks them, or nobody can read the value."""
+    """The TCP ports that HCCL is set to listen on; none where the system picks them, or nobody can read the value."""
     try:
         return port_range(variables)
     except NoPortRange:

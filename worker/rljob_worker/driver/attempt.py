@@ -273,7 +273,8 @@ def _train(
 
 
 def _best_of(spec: CheckpointSpec, log: StepLog, steps: Collection[int]) -> int | None:
-    """Which checkpoint is kept whatever its age; the records say, so that there is nothing else to keep up to date."""
+    """The checkpoint that is kept whatever its age; the records say, so that there is nothing else to keep up to
+    date."""
     best = spec.keep_best
     return None if best is None else best_step(values_of(log.records(), best.metric), best.mode, steps)
 

@@ -1,4 +1,4 @@
-"""The job as a loop sees it: its parts, and what none of them knows alone."""
+"""State shared by all loops: progress, records, evaluation, status."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ H = TypeVar("H", bound=Handover)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a job is given."""
+    """Input of a job."""
 
     spec: RLJobSpec
     cluster: Cluster
     calls: Calls
-    """Of the thread that trains."""
+    """Calls of the thread that trains."""
     clock: PhaseClock
     stop: threading.Event
     """Set when the job was asked to stop."""
@@ -72,12 +72,12 @@ class Surroundings:
     part_means: PartMeans
     failures: WriteFailures
     changes: Sequence[ResumeChanges] = ()
-    """What attempts changed at their resume."""
+    """Changes that attempts made at their resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How a job generates."""
+    """Generation of a job."""
 
     calls: PhaseCalls
     """Waits for the engines."""
@@ -154,11 +154,11 @@ class Job(ABC, Generic[H]):
         return reason
 
     def goal(self) -> str:
-        """What it does once it is ready, for people."""
+        """Work of the job once it is ready, for people."""
         return f"continuing after step {self.progress.step}" if self.progress.step else "training"
 
     def done(self) -> str:
-        """What it did, for people."""
+        """Work that the job did, for people."""
         return f"{self.progress.step} steps done"
 
     def stopped(self) -> str:
@@ -199,7 +199,8 @@ class Job(ABC, Generic[H]):
         """Score the held-out prompts for the record of the running step.
 
         Raises:
-            StopRequested: the step is then recorded by whoever continues from its checkpoint, with an evaluation.
+            StopRequested: the step is then recorded by the driver that continues from its checkpoint, with an
+                evaluation.
         """
         self._records.metrics(self._evaluation())
 
@@ -207,7 +208,7 @@ class Job(ABC, Generic[H]):
         """Score the held-out prompts before anything is learned, and record that as step 0, which is no step.
 
         Raises:
-            StopRequested: there is no such record then; whoever begins at the first step evaluates again.
+            StopRequested: there is no such record then; a driver that begins at the first step evaluates again.
         """
         self.clock.restart()
         with self.clock.phase("eval"):
@@ -279,7 +280,7 @@ class Job(ABC, Generic[H]):
         self.profiles.at_boundary(step.number, self._calls)
 
     def status(self) -> DriverStatus:
-        """What `/v1/status` says; thread-safe."""
+        """Answer of `/v1/status`; thread-safe."""
         phase, seconds = self.clock.running()
         return DriverStatus(
             ready=self.ready,

@@ -21,7 +21,7 @@ from rljob_worker.types import TrainBatch
 
 
 class Training:
-    """What the trainers do with a step.
+    """Training of a step.
 
     Args:
         spec: the job.
@@ -68,7 +68,7 @@ class Training:
         ).numpy()
 
     def batch(self, step: Step) -> TrainBatch:
-        """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
+        """Batch that the trainers learn from, for their calls alone (`cluster.actor.share`)."""
         groups = step.of(Decision.TRAINED)
         return share(train_batch(groups, step.advantages, step.oldest_trained, by_critic=self.uses_critic))
 

@@ -1,4 +1,4 @@
-"""How a run ended, and what has to be on disk before anybody is told so."""
+"""Outcome of a run, and the files that have to be on disk before it is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """Outcome of a run."""
 
     exit_code: int
     outcome: RunOutcome
@@ -36,7 +36,7 @@ def failed(error: JobError | UserError | OSError) -> Outcome:
 
 
 def with_all_records(outcome: Outcome, log: StepLog, failures: WriteFailures) -> Outcome:
-    """A run is done when whoever counts its steps can read them all; until then its last checkpoint has the rest.
+    """A run is done when every reader of its steps can read them all; until then its last checkpoint has the rest.
 
     Raises:
         JobError: records wait to be written, and a later driver took the run over.
@@ -55,7 +55,7 @@ def conclude(outcome: Outcome, folder: RunFolder, inputs: Inputs, log: StepLog, 
     """Write the summary, unless a later driver has the folder. A run is done when its summary says so.
 
     Raises:
-        JobError: of a run that succeeded it cannot be told whose it is now.
+        JobError: of a run that succeeded its owner cannot be determined now.
     """
     try:
         if folder.is_taken_over():

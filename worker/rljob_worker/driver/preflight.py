@@ -1,4 +1,4 @@
-"""What a job would find out minutes later, when it has pods and devices: ports, folders, arguments, changed data."""
+"""Faults that a job would find minutes later, when it has pods and devices: ports, folders, arguments, changed data."""
 
 from __future__ import annotations
 

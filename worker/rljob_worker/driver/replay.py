@@ -27,7 +27,7 @@ _COMPARED = "train/"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a replay goes through.
+    """Steps of a replay.
 
     Attributes:
         step: whose samples are sampled again.
@@ -41,7 +41,7 @@ class Plan:
     trained: tuple[JournalStep, ...]
     records: Mapping[int, StepRecord]
     changes: tuple[str, ...] = ()
-    """What was changed after a step that is computed again: it is computed with the newest values."""
+    """Changes after a step that is computed again: it is computed with the newest values."""
 
     @property
     def start(self) -> int:
@@ -50,7 +50,7 @@ class Plan:
 
 
 def plan_replay(run_folder: Path, checkpoints: Checkpoints, step: int) -> Plan:
-    """What it takes to sample a step again.
+    """Plan to sample a step again.
 
     Args:
         run_folder: the run's folder.
@@ -95,7 +95,7 @@ def plan_replay(run_folder: Path, checkpoints: Checkpoints, step: int) -> Plan:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was sampled again beside what the journal has.
+    """Tokens sampled again beside the journal's.
 
     Attributes:
         tokens: sampled again.
@@ -162,7 +162,7 @@ class AskedSpan:
 
 
 def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
-    """What `version` sampled of a group; UserError where its prompt has other tokens now."""
+    """Spans of a group that `version` sampled; UserError where its prompt has other tokens now."""
     if prompt.environment is None and one.prompt_tokens != prompt.token_ids:
         raise UserError(
             f"spec.data: prompt {prompt.uid} has other tokens than in the journal: data, template or tokenizer"
@@ -180,7 +180,7 @@ def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
 
 
 def _request(episode: Episode, place: int, group: Group) -> GenerationRequest:
-    """What gives a span again, the one in this place: what was before its answer, and what of the answer was."""
+    """Request that gives a span again, the one in this place: the tokens before its answer, and those of the answer."""
     stream = episode.stream
     span = stream.spans[place]
     start = next(one.stop for one in reversed(stream.spans[:place]) if one.kind is not SpanKind.SAMPLED)

@@ -17,8 +17,8 @@ from rljob_api.wire.exit_codes import ExitCode
 class StopSignal:
     """Turns SIGTERM and SIGINT into an event; a second SIGINT ends the process at once.
 
-    From the first request on, a watchdog ends the process when the grace period is over: whoever asked will kill it
-    then anyway, and a clean message is worth more than a silent kill.
+    From the first request on, a watchdog ends the process when the grace period is over: the sender of the signal
+    will kill it then anyway, and a clean message is worth more than a silent kill.
     """
 
     def __init__(self, grace_seconds: float, on_overdue: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class StopSignal:
         self._finished.set()
 
     def seconds_left(self) -> float:
-        """What is left of the grace period; infinite where nobody asked for a stop."""
+        """Seconds left of the grace period; infinite where nobody asked for a stop."""
         if self.requested_at is None:
             return math.inf
         return max(0.0, self._grace - (time.monotonic() - self.requested_at))

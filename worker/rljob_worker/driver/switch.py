@@ -12,7 +12,7 @@ from rljob_worker.trainer.trainer import Trainer
 
 
 class MemoryReport(Protocol):
-    """What a trainer or engine says of a transition of its memory."""
+    """Report of a trainer or engine on a transition of its memory."""
 
     def as_record(self) -> dict[str, Any]:
         """For the step record."""
@@ -43,7 +43,7 @@ class Switch(Handover):
         self._turn("wake_kv", self._cluster.engines.call(Engine.wake_kv))
 
     def first(self) -> None:
-        """As `Handover.first`; trainers are asleep afterwards."""
+        """Same as `Handover.first`; trainers are asleep afterwards."""
         if not self._cluster.engines_sleep_first:
             self.sleep_engines()
         self.wake_engine_weights()

@@ -27,7 +27,7 @@ def longest_prompt(spec: RLJobSpec, model: ModelFacts) -> int:
 
 
 def room_for_prompts(length: int, field: str, response_tokens: int) -> int:
-    """What an engine's length leaves beside an answer; UserError, which names `field`, where that is nothing."""
+    """Tokens of an engine's length left beside an answer; UserError, which names `field`, where there are none."""
     room = length - response_tokens
     if room < 1:
         raise UserError(f"{field}: {response_tokens} leaves no room for a prompt; an engine takes {length} tokens")

@@ -49,7 +49,7 @@ def _chunks(finished: _Finished, seconds: float) -> Iterator[Chunk]:
     """Group what finishes within a short time: one message per response would cost more than it hides.
 
     The time runs from the first response of a chunk: were it the silence after the last one, responses that come one
-    after the other would hold back each other, and those who wait for the first would wait for all.
+    after the other would hold back each other, and a caller that waits for the first would wait for all.
     """
     chunk: Chunk = []
     due = 0.0

@@ -1,4 +1,4 @@
-"""What vLLM's kernels for CPUs need of the machine."""
+"""Requirements of vLLM's kernels for CPUs on the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 from rljob_worker.errors import UserError
 
 LIBRARIES = {"libnuma.so.1": "libnuma1 on Debian and Ubuntu, numactl-libs elsewhere"}
-"""What the kernels are linked to and no Python package brings, and the system's package that has it."""
+"""Libraries that the kernels are linked to and no Python package brings, and the system's package that has them."""
 
 
 def check_cpu_libraries() -> None:

@@ -1,4 +1,4 @@
-"""What RLJob adds to vLLM's workers on npu and cuda; vLLM mixes this class into the worker's bases.
+"""RLJob's methods in vLLM's workers on npu and cuda; vLLM mixes this class into the worker's bases.
 
 The worker's own class and its patches stay: nothing here overrides a method of it.
 """

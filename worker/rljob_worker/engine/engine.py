@@ -96,7 +96,7 @@ class Engine:
         self._folder, self._route = folder, route
         per_node = derived.engines_per_node(self.spec)
         self._number = index if route is not None and route.delivers else index % per_node
-        """Of this engine among those that the route serves."""
+        """Number of this engine among those that the route serves."""
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
         self.state = EngineState.NEW
@@ -278,7 +278,7 @@ class Engine:
 
     @property
     def requests(self) -> RequestService:
-        """What may be asked of a running generation, from any thread; RuntimeError before `start`."""
+        """Requests that any thread may make of a running generation; RuntimeError before `start`."""
         if self._service is None:
             raise RuntimeError(f"engine-{self.index}: was not started")
         return self._service

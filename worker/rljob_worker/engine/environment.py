@@ -1,4 +1,4 @@
-"""What an engine process needs in its environment before Python starts."""
+"""Variables that an engine process needs before Python starts."""
 
 from __future__ import annotations
 

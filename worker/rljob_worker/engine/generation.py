@@ -36,7 +36,7 @@ class _Growing:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     experts: list[ExpertArray] = field(default_factory=list)
-    """Of the prompt, then of each token that was computed after it."""
+    """Experts of the prompt, then of each token that was computed after it."""
 
     def generation(self, reason: str = "", stop_text: str | None = None) -> Generation:
         log_probs = np.array(self.log_probs, dtype=np.float32)
@@ -191,7 +191,7 @@ class StepLoop:
         return state.generation(reason, stop_text)
 
     def _experts(self, state: _Growing, output: EngineCoreOutput, tokens: int) -> ExpertArray:
-        """Of what was computed since the last time: the prompt, and later what came before each of the new tokens.
+        """Experts of the tokens computed since the last time: the prompt, later those before each of the new tokens.
 
         Raises:
             JobError: vLLM returned none, or the zeros of a path on which it does not look at the experts.

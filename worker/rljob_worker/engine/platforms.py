@@ -1,4 +1,4 @@
-"""What differs in vLLM between kinds of devices; code elsewhere never asks which kind it is."""
+"""Differences in vLLM between kinds of devices; code elsewhere never asks for the kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EnginePlatform:
     environment: Callable[[RLJobSpec], dict[str, str]]
     """Variables beside those that all kinds have."""
     sleep_controller: Callable[[], type[SleepController]]
-    """How it sleeps; called after `prepare`."""
+    """Class of the sleep controller; called after `prepare`."""
     check_model: Callable[[RLJobSpec, ModelFacts], None]
     """Refuses a model that trains here but that the engine cannot generate with; UserError."""
     prepare: Callable[[], None]

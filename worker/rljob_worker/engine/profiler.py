@@ -35,7 +35,7 @@ class EngineProfiler:
         self._order = order
 
     def results(self) -> list[ProfileResult]:
-        """What became of the orders since the last time; thread-safe."""
+        """Results of the orders since the last time; thread-safe."""
         taken, self._results = self._results, []
         return taken
 

@@ -1,4 +1,4 @@
-"""What an engine tells the driver about itself."""
+"""Reports of an engine to the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Memory of an engine with its tensor-parallel workers, and of its devices, whoever uses them; bytes."""
+    """Memory of an engine with its tensor-parallel workers, and of its devices, over all their users; bytes."""
 
     resident_bytes: int
     device_free_bytes: int | None = None
@@ -42,7 +42,7 @@ class DraftCounts:
 
     proposed: int = 0
     accepted: int = 0
-    """Those that were right."""
+    """Drafted tokens that were right."""
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         """Both together."""
@@ -51,12 +51,12 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineSlept:
-    """What an engine gave back."""
+    """Memory that an engine gave back."""
 
     released_bytes: int
     """That really came free."""
     released_weight_bytes: int
-    """Of them the weights'; 0 where weights cannot sleep."""
+    """Bytes of them that are the weights'; 0 where weights cannot sleep."""
     memory: MemoryReading
 
     def as_record(self) -> dict[str, int]:
@@ -67,7 +67,7 @@ class EngineSlept:
 
 @dataclass(frozen=True, slots=True)
 class EngineWoke:
-    """What an engine took back."""
+    """Memory that an engine took back."""
 
     resumed_bytes: int
     memory: MemoryReading

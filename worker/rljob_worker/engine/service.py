@@ -39,9 +39,9 @@ class RequestService:
         self._changed = threading.Condition()
         self._arrived: list[GenerationRequest] = []
         self._keys: list[int] = []
-        """Of all requests of the running generation, those included that have just arrived."""
+        """Keys of all requests of the running generation, those included that have just arrived."""
         self._check: Check | None = None
-        """Of the running generation; None where none runs that takes more requests."""
+        """Check of the running generation; None where none runs that takes more requests."""
         self._active = self._aborted = self._harvesting = self._paused = self._parked = False
         self._version = self._harvested = -1
         """Weights of the running generation, and the last ones whose generations were to end early."""
@@ -67,7 +67,7 @@ class RequestService:
             cut: when to end before all are finished; it is looked at after each step, so that where it falls depends
                 on the requests alone. Their `group` says what belongs together.
             more: further requests may be submitted until `close`; called with them, raises ValueError for a wrong one.
-                Whether a group is complete cannot be told then: without `cut`.
+                Whether a group is complete is unknown then: without `cut`.
             on_idle: called in this thread before it waits for requests with nothing left to generate.
             version: of the engine's weights.
 
@@ -163,7 +163,8 @@ class RequestService:
             self._changed.notify_all()
 
     def harvest_version(self, version: int) -> None:
-        """As `harvest`, of generations with these weights or earlier ones: one that runs, and any that begins yet."""
+        """Same as `harvest`, for generations with these weights or earlier ones: one that runs, and any that begins
+        yet."""
         with self._changed:
             self._harvested = version
             self._changed.notify_all()

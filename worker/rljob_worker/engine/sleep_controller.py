@@ -1,4 +1,4 @@
-"""How an engine takes turns with the trainers: what it can give back, and the bytes that really moved."""
+"""Turns of an engine with the trainers: the memory that it can give back, and the bytes that really moved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SleepController(ABC):
             raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
 
     def _on_workers(self, method: Callable[[W], T]) -> list[T]:
-        """What each worker's method returns, in the order of the tensor-parallel ranks.
+        """Results of each worker's method, in the order of the tensor-parallel ranks.
 
         vLLM finds what it mixed into its worker by the method's name; a callable would be given vLLM's wrapper of the
         worker instead of the worker.

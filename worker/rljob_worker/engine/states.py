@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EngineState(StrEnum):
-    """Where an engine is between start and shutdown."""
+    """State of an engine between start and shutdown."""
 
     NEW = "NEW"
     ACTIVE = "ACTIVE"

@@ -1,4 +1,4 @@
-"""What RLJob adds to vLLM's workers; vLLM mixes the class of the device's kind into the worker's bases."""
+"""RLJob's methods in vLLM's workers; vLLM mixes the class of the device's kind into the worker's bases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRunner(vllm_types.ModelRunner, Protocol):
 
 
 class WorkerExtension(WeightLandingExtension):
-    """What all kinds of devices have; landing weights comes with the base."""
+    """Methods for all kinds of devices; landing weights comes with the base."""
 
     model_runner: ModelRunner
     _rljob_verification: KeyedVerification | None = None

@@ -47,7 +47,7 @@ class Actions:
         return answer if self.form is Form.ANSWER else f"<think>{name} is next.</think> {answer}"
 
     def told(self) -> str:
-        """What tells a policy how to write it, in a sentence."""
+        """Instructions for a policy on how to write it, in a sentence."""
         listed = f"{', '.join(self.names[:-1])} or {self.names[-1]}"
         example = self.names[-1]
         if self.form is Form.PLAIN:

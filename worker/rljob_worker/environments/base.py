@@ -1,4 +1,4 @@
-"""What an environment is: gymnasium's interface with text for observations and actions.
+"""An environment: gymnasium's interface with text for observations and actions.
 
 Imported by the environment hosts: keep it light.
 """
@@ -16,7 +16,7 @@ MAX_OBSERVATION_BYTES = 2**20
 MAX_ACTION_BYTES = 2**20
 MAX_VALUES = 32
 _LARGEST = (2 - 2**-23) * 2.0**127
-"""Of fp32, in which rewards are trained on."""
+"""Largest number of fp32, in which rewards are trained on."""
 _SHOWN = 80
 
 
@@ -97,7 +97,7 @@ class BuiltInEnvironment(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What `reset` gave."""
+    """Result of `reset`."""
 
     observation: str
     values: Mapping[str, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What `step` gave."""
+    """Result of `step`."""
 
     observation: str
     reward: float
@@ -169,14 +169,14 @@ Answer = Began | Stepped | EnvironmentFailure
 
 
 def checked_began(value: object) -> Began:
-    """What `reset` returned; ValueError says what is wrong with it."""
+    """Checked result of `reset`; ValueError says what is wrong with it."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"reset returned {_shown(value)}, not (observation, info)")
     return Began(checked_observation(value[0], "reset"), checked_values(value[1], "reset"))
 
 
 def checked_step(value: object) -> Stepped:
-    """What `step` returned; ValueError says what is wrong with it."""
+    """Checked result of `step`; ValueError says what is wrong with it."""
     if not isinstance(value, tuple | list) or len(value) != 5:
         raise ValueError(f"step returned {_shown(value)}, not (observation, reward, terminated, truncated, info)")
     observation, reward, terminated, truncated, info = value

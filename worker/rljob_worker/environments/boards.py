@@ -14,10 +14,10 @@ from rljob_worker.environments.answers import Actions
 
 
 class BoardSettings(ApiModel):
-    """What `args` of all of them may have."""
+    """Settings in `args` of all of them."""
 
     form: Form = Form.PLAIN
-    """How the policy writes its action."""
+    """Form in which the policy writes its action."""
     instructions: bool = True
     """Whether the first observation says what to do and how to answer; without, observations are the board alone."""
     format_penalty: Annotated[FiniteFloat, Field(le=0)] = -0.1
@@ -42,13 +42,13 @@ class Board(ABC):
 class BoardEnvironment(ABC):
     """A board behind text: `base.TextEnvironment`.
 
-    An answer that is no action leaves the board as it is, costs `formatPenalty`, and is told so.
+    An answer that is no action leaves the board as it is, costs `formatPenalty`, and the observation says so.
     """
 
     names: tuple[str, ...]
-    """Of the actions."""
+    """Names of the actions."""
     task: str
-    """What is to be done, and what the symbols mean."""
+    """The task, and the meaning of the symbols."""
 
     def __init__(self, settings: BoardSettings) -> None:
         self._settings = settings

@@ -18,14 +18,14 @@ _FIRST_SEED = 3
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found out."""
+    """Findings of the check."""
 
     repeats: bool
     """Whether the same seed and actions give the same answers."""
     examples: tuple[str, ...]
     """Answers that it calls valid."""
     answers: tuple[Answer, ...] = field(default=(), compare=False)
-    """Of the first seed: its reset, and steps of which the first is no action."""
+    """Answers of the first seed: its reset, and steps of which the first is no action."""
 
 
 def check_environment(

@@ -16,13 +16,13 @@ class EpisodeEnvironment:
     seed: int
     options: Mapping[str, object] = field(default_factory=dict)
     answers: list[Began | Stepped] = field(default_factory=list)
-    """Of the reset and of each step."""
+    """Answers of the reset and of each step."""
     actions: list[str] = field(default_factory=list)
-    """Of the steps that were answered, and of one that is not yet."""
+    """Actions of the steps that were answered, and of one that is not yet."""
     position: int = 0
-    """How many of the answers its environment has given since it was made last."""
+    """Number of the answers that its environment has given since it was made last."""
     losses: int = 0
-    """How often its host was lost while it was at work for this episode."""
+    """Number of times that its host was lost while it was at work for this episode."""
 
     @property
     def waits(self) -> bool:
@@ -44,7 +44,7 @@ class EpisodeEnvironment:
         self.actions.append(action)
 
     def call(self) -> Reset | Step:
-        """What its environment is asked next: the reset, an action of before, or the one whose answer is wanted."""
+        """The next request to its environment: the reset, an action of before, or the one whose answer is wanted."""
         if self.position == 0:
             return Reset(self.seed, dict(self.options))
         return Step(self.actions[self.position - 1])

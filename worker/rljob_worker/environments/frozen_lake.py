@@ -24,7 +24,7 @@ _OUTSIDE = "#"
 
 
 class View(StrEnum):
-    """What of the lake is seen."""
+    """Part of the lake that is seen."""
 
     GRID = "Grid"
     """All of it."""
@@ -42,7 +42,7 @@ class LakeSettings(BoardSettings):
     slippery: bool = False
     """Whether a step goes to either side as often as ahead."""
     view: View = View.GRID
-    """What of the lake is seen."""
+    """Part of the lake that is seen."""
 
 
 class FrozenLake(BoardEnvironment):
@@ -72,7 +72,7 @@ ENVIRONMENT = BuiltInEnvironment(LakeSettings, FrozenLake)
 
 
 class Lake(Board):
-    """A map with somebody on it, who starts at the top left; the goal is at the bottom right.
+    """A map with a walker on it, which starts at the top left; the goal is at the bottom right.
 
     Args:
         cells: rows of symbols.
@@ -85,7 +85,7 @@ class Lake(Board):
         self._row = self._column = 0
 
     def text(self) -> str:
-        """As `view` says."""
+        """The observation, as `view` says."""
         if self._settings.view is View.NEAR:
             near = (self._cell(self._row + down, self._column + right) for down, right in _MOVES)
             return " ".join((f"r{self._row}", f"c{self._column}", *near))

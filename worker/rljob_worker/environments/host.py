@@ -1,9 +1,9 @@
 """An environment host: `python -m rljob_worker.environments.host FD`, started and killed by `hosts.py`.
 
-It holds environments by number, and does one thing after the other. The driver sends pickled tuples and is answered in
-JSON: first its `Source`, answered by `["ready", {"examples": TEXTS, "schemas": of tools}]`,
-`["refused", what the user can change]` or `["failed", text]`; then lists of `(task, number, call)`, of which each is
-answered before the next is begun, so that the driver knows which one a process was at:
+It holds environments by number, and does one thing after the other. The driver sends pickled tuples and is answered
+in JSON: first its `Source`, answered by `["ready", {"examples": TEXTS, "schemas": of tools}]`, `["refused", what the
+user can change]` or `["failed", text]`; then lists of `(task, number, call)`, of which each is answered before the
+next is begun, so that the driver has a record of the one that a process was at:
 
 * `Reset`: makes an environment; answered by `[task, "began", [observation, values]]`
 * `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values, the observation's messages]]`

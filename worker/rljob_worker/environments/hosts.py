@@ -33,7 +33,7 @@ from rljob_worker.environments.load import Source
 from rljob_worker.errors import UserError
 
 _AHEAD, _AHEAD_BYTES = 64, 2**16
-"""What a process is given to do one after the other: that much waits in its socket, also while it writes an answer."""
+"""Bound on a process's pending tasks: that much waits in its socket, also while it writes an answer."""
 _CLOSE_SECONDS = 5.0
 """In which environments are closed before their hosts are ended."""
 
@@ -50,7 +50,7 @@ class Deadlines:
 
 @dataclass(slots=True)
 class Counts:
-    """What went wrong since they were taken."""
+    """Failures since they were taken."""
 
     restarts: int = 0
     """Hosts that were lost."""
@@ -64,14 +64,14 @@ class Counts:
 class _Host:
     process: ConfinedProcess
     deadline: float
-    """Of its start, or of the first that it is at."""
+    """Deadline of its start, or of the first task that it is at."""
     ready: bool = False
     numbers: dict[int, EpisodeEnvironment] = field(default_factory=dict)
     """The environments that it holds, or will, by its own numbers."""
     queue: deque[tuple[int, EpisodeEnvironment | None]] = field(default_factory=deque)
-    """What it does next: an episode's call, or with None the closing of a number."""
+    """Its next tasks: an episode's call, or with None the closing of a number."""
     at: deque[_Task] = field(default_factory=deque)
-    """What it was given and has not answered; it does one after the other."""
+    """Tasks that it got and has not answered; it does one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class EnvironmentHosts:
             self._give(host)
 
     def take_counts(self) -> Counts:
-        """What went wrong since the last time."""
+        """Failures since the last time."""
         taken, self.counts = self.counts, Counts()
         return taken
 
@@ -307,7 +307,7 @@ class EnvironmentHosts:
             self._lose(host, host.process.end())
 
     def _next_tasks(self, host: _Host) -> Iterator[_Task]:
-        """What is taken out of a host's queue: one thing of any size where it has nothing to do, else what has room."""
+        """Tasks taken out of a host's queue: one of any size where it has nothing to do, else those that have room."""
         count, size = len(host.at), sum(one.size for one in host.at)
         while host.queue:
             number, episode = host.queue[0]

@@ -1,4 +1,4 @@
-"""Where environment hosts run, and within which bounds."""
+"""Place of environment hosts, and their bounds."""
 
 from __future__ import annotations
 

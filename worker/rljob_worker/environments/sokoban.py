@@ -57,11 +57,11 @@ class SokobanSettings(BoardSettings):
     grid: Grid = Grid()
     """The symbols."""
     step_reward: FiniteFloat = -0.1
-    """Of each move."""
+    """Reward of each move."""
     box_reward: FiniteFloat = 1.0
-    """Of a box that comes onto a target; one that leaves it costs as much."""
+    """Reward of a box that comes onto a target; one that leaves it costs as much."""
     solved_reward: FiniteFloat = 10.0
-    """Of the last box, beside its own."""
+    """Reward of the last box, beside its own."""
 
 
 class Sokoban(BoardEnvironment):

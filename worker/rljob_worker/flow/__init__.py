@@ -1,4 +1,4 @@
-"""What is generated and what becomes of it: streams of tokens, groups of episodes, the pool of groups."""
+"""Generated data and its fate: streams of tokens, groups of episodes, the pool of groups."""
 
 from rljob_worker.flow.episode import Episode
 from rljob_worker.flow.frontier import Frontier

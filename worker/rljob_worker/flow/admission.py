@@ -1,4 +1,4 @@
-"""How far generation may run ahead of training, and which groups a step trains on. Pure.
+"""Bound on generation ahead of training, and the groups that a step trains on. Pure.
 
 A step trains on `wanted` groups with weights of some version, and leads to the next one. No token that is trained on
 may be more than `max_staleness` versions old, and nothing need be thrown away for that: groups are only begun while
@@ -20,7 +20,7 @@ from rljob_worker.flow.partial import chosen, overdue
 
 
 def room(open_groups: int, wanted: int, steps_left: int, max_staleness: int, most: int | None = None) -> int:
-    """How many groups may be begun, before the first of the steps that are left has taken its own.
+    """Number of groups that may be begun, before the first of the steps that are left has taken its own.
 
     Args:
         open_groups: begun and not yet trained on: those that grow, wait for a reward, or are ready.

@@ -70,7 +70,7 @@ class Episode:
         return Generation(stream.ids[sampled], stream.log_probs[sampled], reason, self.stop_text)
 
     def whole(self, added: Generation) -> Generation:
-        """As `generation` will be with what is added to it, of a sample without an environment."""
+        """The generation as it will be with what is added to it, of a sample without an environment."""
         start = self.stream.prompt_length
         if len(self.stream) == start:
             return added
@@ -123,7 +123,8 @@ class Episode:
             ids: tokens that are appended to the stream.
 
         Raises:
-            ValueError: no answer waits for that, or there are no tokens: the next answer could not be told from this.
+            ValueError: no answer waits for that, or there are no tokens: the next answer could not be separated from
+                this.
         """
         self._must_wait()
         if not ids:
@@ -146,7 +147,7 @@ class Episode:
         return Episode(self.ordinal, self.sample, prompt, opening=self.opening, restarts=self.restarts)
 
     def request(self, seed: int, budget: Budget | None, prompt: tuple[int, ...]) -> GenerationRequest | None:
-        """What an engine is asked for to go on with it; None: nothing, it has ended or its environment is asked.
+        """Request to an engine to go on with it; None: nothing, it has ended or its environment is asked.
 
         Args:
             seed: of its noise.
@@ -185,7 +186,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, ordinal: int, sample: int, value: dict[str, Any]) -> Episode:
-        """What `as_json` gave; KeyError, TypeError, ValueError or zlib.error when it is not such a value."""
+        """Episode from `as_json`; KeyError, TypeError, ValueError or zlib.error when it is not such a value."""
         stream = TokenStream.from_json(value["stream"])
         return cls(
             ordinal,

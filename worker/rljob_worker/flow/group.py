@@ -17,7 +17,7 @@ from rljob_worker.types import FloatArray, Generation, GenerationRequest, Prompt
 
 
 class Decision(StrEnum):
-    """What became of a prompt and its group."""
+    """Fate of a prompt and its group."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
@@ -88,7 +88,7 @@ class Group:
         return max((version for version in versions if version is not None), default=self.admitted_version)
 
     def staleness(self, version: int) -> int:
-        """How many versions older than `version` its oldest token is: the staleness that is bounded."""
+        """Number of versions by which its oldest token is older than `version`: the staleness that is bounded."""
         return version - self.oldest_version
 
     @property
@@ -126,7 +126,7 @@ class Group:
         return cls(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
 
     def at(self, version: int) -> Group:
-        """As the step of weights `version` finds it: where nothing was sampled yet, it begins there."""
+        """The group as the step of weights `version` finds it: where nothing was sampled yet, it begins there."""
         if any(episode.stream.num_sampled for episode in self.episodes):
             return self
         return replace(self, admitted_version=version)
@@ -144,7 +144,7 @@ class Group:
         return replace(self.anew().at(version), renewed=True)
 
     def requests(self, budget: Budget | None = None) -> list[tuple[int, GenerationRequest]]:
-        """What engines are asked for, with the number of the sample; `budget` is of episodes with environments.
+        """Requests to engines, with the number of the sample; `budget` is of episodes with environments.
 
         Requests of one prompt have one tuple of its tokens: it is sent to the engine, and made a list there, once.
         """
@@ -185,7 +185,7 @@ class Group:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Group:
-        """What `as_json` gave; ValueError when it is not such a value."""
+        """Group from `as_json`; ValueError when it is not such a value."""
         try:
             ordinal = int(value["ordinal"])
             episodes = tuple(

@@ -1,4 +1,4 @@
-"""What becomes of groups that are not complete when they reach the bound of their age. Pure.
+"""Treatment of groups that are not complete when they reach the bound of their age. Pure.
 
 Where a step does not wait for such a group (`Mask`, `Discard`), it may be too old for every later step. What is dropped
 of it then is sampled again, once: from there on it is waited for, so that no prompt is dropped for its length.

@@ -1,4 +1,4 @@
-"""How much of a generation is its tail: the time in which most of the engines' places stand empty. Pure."""
+"""Share of the tail in a generation: the time in which most of the engines' places stand empty. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Occupancy:
     """Counts the time in which any response grows, and of it that in which fewer than half of all places are busy.
 
-    It is told of requests and responses in the order in which they are given and come; its caller looks at the clock.
+    It gets requests and responses in the order in which they are given and come; its caller looks at the clock.
 
     Attributes:
         engines: how many there are.
@@ -47,7 +47,7 @@ class Occupancy:
 
     @property
     def tail_share(self) -> float:
-        """Of the time of generation, in [0, 1]; 0 where nothing was generated."""
+        """Share of the time of generation, in [0, 1]; 0 where nothing was generated."""
         return self.tail_seconds / self.seconds if self.seconds else 0.0
 
     def _advance(self, now: float) -> None:

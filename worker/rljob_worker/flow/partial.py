@@ -1,4 +1,4 @@
-"""Which groups a step of partial rollout waits for, and which of them it trains on. Pure.
+"""Groups that a step of partial rollout waits for, and those of them that it trains on. Pure.
 
 A step trains on `wanted` groups. A group that is not complete then goes on in the next step, under other weights, but
 no token that is trained on is more than `max_staleness` versions old. Nothing is thrown away for that: each group has
@@ -26,7 +26,7 @@ def overdue(groups: Iterable[Group], wanted: int, version: int, max_staleness: i
 
 
 def quotas(groups: Collection[Group], wanted: int, version: int, max_staleness: int) -> tuple[Quota, ...]:
-    """What must be complete before the step of weights `version` may end.
+    """Groups that must be complete before the step of weights `version` may end.
 
     Args:
         groups: all open ones; `overdue` of them is None.

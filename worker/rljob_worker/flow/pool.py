@@ -47,7 +47,7 @@ class OpenGroups:
         self._prompts: dict[int, Prompt] = {}
         self._groups: dict[int, Group] = {}
         self._results: dict[int, dict[int, RewardResult]] = {}
-        """Of groups that are being scored, by group and sample."""
+        """Results of groups that are being scored, by group and sample."""
 
     def prompt(self, ordinal: int) -> Prompt:
         """The prompt of a group, which may have been taken since."""
@@ -71,7 +71,7 @@ class OpenGroups:
         return ordinal in self._groups
 
     def counts(self) -> dict[str, int]:
-        """How many groups are growing, scoring and ready."""
+        """Number of groups that are growing, scoring and ready."""
         groups = self.groups
         growing, ready = sum(not one.complete for one in groups), sum(bool(one.results) for one in groups)
         return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
@@ -180,7 +180,7 @@ class GroupPool(OpenGroups):
             return drawn
 
     def give_back(self, ordinal: int) -> None:
-        """As `OpenGroups`; the prompt is drawn again."""
+        """Same as in `OpenGroups`; the prompt is drawn again."""
         with self._lock:
             super().give_back(ordinal)
             self._waiting.add(ordinal)

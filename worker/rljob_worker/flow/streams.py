@@ -21,7 +21,7 @@ NO_VERSION = -1
 
 
 class SpanKind(StrEnum):
-    """Who wrote a span's tokens."""
+    """Origin of a span's tokens."""
 
     PROMPT = "prompt"
     SAMPLED = "sampled"
@@ -162,7 +162,7 @@ class TokenStream:
         return sum([span.stop - span.start for span in self.spans if span.kind is SpanKind.SAMPLED])
 
     def tokens_by_version(self) -> Counter[int]:
-        """How many tokens weights of each version sampled."""
+        """Number of tokens that weights of each version sampled."""
         counts: Counter[int] = Counter()
         for span in self.spans:
             if span.version is not None:
@@ -198,7 +198,7 @@ class TokenStream:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TokenStream:
-        """What `as_json` gave; ValueError when it is not such a value."""
+        """Stream from `as_json`; ValueError when it is not such a value."""
         try:
             starts = [0, *(stop for _, stop, _, _ in value["spans"])]
             spans = tuple(
@@ -263,7 +263,7 @@ def packed(values: npt.NDArray[Any], dtype: str) -> str:
 
 
 def unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
-    """What `packed` was given, flat; ValueError or zlib.error when it is no such text."""
+    """Content of a `packed` text, flat; ValueError or zlib.error when it is no such text."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype=dtype)
 
 

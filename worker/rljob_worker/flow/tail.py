@@ -1,4 +1,4 @@
-"""Which groups a step of tail batching generates, and where it ends. Pure.
+"""Groups that a step of tail batching generates, and its end. Pure.
 
 A short step begins more groups than it trains on, and ends when enough are complete. The others are deferred: their
 tokens are dropped, their prompts wait, until a long step trains on as many of them as a step needs and waits for each
@@ -47,7 +47,7 @@ def members(waiting: Waiting, wanted: int, long: bool) -> list[int]:
 
 
 def cuts(growing: Sequence[Collection[int]], missing: int) -> list[Cut]:
-    """Where each engine stops, so that together they complete exactly `missing` groups, or all.
+    """Cut of each engine, so that together they complete exactly `missing` groups, or all.
 
     Each stops by what it holds itself: a common count would depend on which engine is faster. Groups that become
     complete in the same step of an engine may be more than it was asked for.

@@ -33,7 +33,7 @@ class TurnEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How an environment began.
+    """Begin of an environment.
 
     Attributes:
         seed: of its reset.
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long an episode may be.
+    """Bounds on the length of an episode.
 
     Attributes:
         max_turns: answers.

@@ -50,7 +50,7 @@ def what_it_is(head: bytes) -> str:
 
 
 def not_text(head: bytes, wanted: str = "UTF-8 is needed") -> str:
-    """A message's part that says what the file is instead of text in UTF-8; empty where `what_it_is` knows nothing."""
+    """A message's part that says what the file is instead of text in UTF-8; empty where `what_it_is` finds nothing."""
     name = what_it_is(head)
     if not name:
         return ""

@@ -31,7 +31,7 @@ TEMPORARY = ".tmp"
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """Form of an errno of libraries in Rust (safetensors, tokenizers), in exceptions that are no OSError."""
 _EXPLAINED = "rljob_explained"
-"""Attribute of an error that has its path and room: the innermost writer knows best."""
+"""Attribute of an error that has its path and room: the innermost writer's are right."""
 MOST_RUN_BYTES = 2**26
 """Size of a file that describes a run; a manifest has at most a MiB."""
 _MOST_WAITING = 2**26
@@ -210,7 +210,7 @@ class AppendedFile:
     last byte that arrived. Threads may share it.
 
     Args:
-        path: the file; the writer is the only one who changes it.
+        path: the file; only the writer changes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -381,5 +381,5 @@ def keep_output_from_raising() -> None:
 
 
 def log_tail(path: Path, name: str, lines: int) -> str:
-    """The last lines of a log, each after the name of who wrote it; FileNotFoundError where there is none."""
+    """The last lines of a log, each after the name of its writer; FileNotFoundError where there is none."""
     return "\n".join(f"  {name} | {line}" for line in read_text(path, "replace").splitlines()[-lines:])

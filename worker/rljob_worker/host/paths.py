@@ -21,7 +21,7 @@ def home_expanded(path: str) -> Path:
 
 
 def what_is_at(path: Path) -> str:
-    """`nothing`, `file`, `folder` or `other` (a pipe, device or socket); OSError where that cannot be told."""
+    """`nothing`, `file`, `folder` or `other` (a pipe, device or socket); OSError where that cannot be determined."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Variables that are nobody's business but the program's that needs them, told by their names and values."""
+"""Variables that are secrets of the program that needs them, recognised by their names and values."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Setting:
     """One setting of a script or configuration."""
 
     name: str
-    """As it is written there: `--num-rollout`, `data.train_batch_size`, `HCCL_DETERMINISTIC`."""
+    """Name as it is written there: `--num-rollout`, `data.train_batch_size`, `HCCL_DETERMINISTIC`."""
     value: object
     """Text or a list of texts of a script, a YAML value of a configuration."""
     unknown: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Line:
 
     setting: str
     field: str
-    """Where it went, below `spec`; empty: nowhere."""
+    """Field that it became, below `spec`; empty: none."""
     why: str = ""
 
 

@@ -36,12 +36,12 @@ _PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of a file."""
+    """Result of the import of a file."""
 
     manifest: dict[str, object]
     lines: list[Line]
     notes: list[str]
-    """What holds for the whole of it."""
+    """Notes that hold for the whole of it."""
 
 
 def import_file(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rljob_worker.errors import UserError
 
 MAX_CHARACTERS = 2**20
-"""Of a script, and of what its expansions grow to: `A=$A$A` doubles with each line."""
+"""Largest script, and largest text that its expansions grow to: `A=$A$A` doubles with each line."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)

@@ -88,7 +88,7 @@ class DiscardRange(PageRange):
             self._memory.drop(self.base, self.committed)
 
     def wake(self, rollback: Rollback) -> None:
-        """As declared."""
+        """Wake as declared."""
         rollback(lambda: self._protect(self.base, PROT_NONE))
         self._protect(self.base, _READ_WRITE)
 

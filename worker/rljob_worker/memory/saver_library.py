@@ -45,8 +45,9 @@ class _DlInfo(ctypes.Structure):
 class SaverLibrary:
     """The loaded library. Its settings belong to the calling thread; pausing and resuming, to the process.
 
-    It keeps no state that could be asked for, and ends the process (exit code 1) when it is paused twice, when memory
-    is short, or when paused memory is freed: whoever calls `pause` and `resume` must know that they are due.
+    It keeps no state that could be asked for, and ends the process (exit code 1) when it is paused twice, when
+    memory is short, or when paused memory is freed: callers of `pause` and `resume` must make sure that they are
+    due.
     """
 
     def __init__(self, library: ctypes.CDLL, mode: MemorySaverMode) -> None:

@@ -38,7 +38,7 @@ class MemorySaverBackend(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the memory is away, as far as the backend knows itself."""
+        """Whether the memory is away, as far as the backend itself has recorded."""
         ...
 
     @property

@@ -117,7 +117,7 @@ class LinearModule:
 
 
 def linear_modules(model: HfModel) -> tuple[LinearModule, ...]:
-    """Those of a model's layers, in its order."""
+    """Linear modules of a model's layers, in its order."""
     layers = model.get_decoder().layers
     [prefix] = [name for name, module in model.named_modules() if module is layers]
     return tuple(

@@ -26,7 +26,7 @@ DERIVED = "rotary_emb.inv_freq"
 
 @dataclass(frozen=True, slots=True)
 class RowsView:
-    """Where in a parameter's consecutive rows a part of a checkpoint's tensor is; in elements."""
+    """Place of a part of a checkpoint's tensor in a parameter's consecutive rows; in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

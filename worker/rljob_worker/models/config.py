@@ -1,4 +1,4 @@
-"""What Megatron's models are built by, of a Hugging Face model config."""
+"""Parameters of Megatron's models, from a Hugging Face model config."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelConfig(ModelFacts):
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """How the names of tensors begin that a checkpoint has beside: vision tower, multi-token prediction."""
+        """Prefixes of the names of tensors that a checkpoint has beside: vision tower, multi-token prediction."""
         return ("model.visual.", "mtp.") if self.language_half else ()
 
 
@@ -125,7 +125,7 @@ def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
 
 
 def _unsupported_of_whole(raw: Mapping[str, object], text: Mapping[str, object], hf: HfConfig) -> list[str]:
-    """What vLLM and transformers read in different places, or only one of them reads."""
+    """Settings that vLLM and transformers read in different places, or that only one of them reads."""
     problems = []
     if raw.get("tie_word_embeddings", False) != text.get("tie_word_embeddings", False):
         problems.append("tie_word_embeddings must be the same beside text_config and in it")

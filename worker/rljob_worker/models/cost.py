@@ -42,5 +42,5 @@ def _passed(model: ModelConfig) -> float:
 
 
 def pairs_share(model: ModelFacts, layers: int, passed: float) -> float:
-    """As `pair_cost`, of so many layers with pairs and so many parameters that a token passes."""
+    """Same as `pair_cost`, for so many layers with pairs and so many parameters that a token passes."""
     return layers * model.num_heads * model.head_dim / passed

@@ -1,4 +1,4 @@
-"""What is asked of a model whichever backend trains it."""
+"""Facts about a model for any training backend."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class LinearAttention:
 
     @property
     def key_width(self) -> int:
-        """Of all keys, and of all queries."""
+        """Total width of the keys; also that of the queries."""
         return self.key_heads * self.key_head_dim
 
     @property
     def value_width(self) -> int:
-        """Of all values, and of what gates them."""
+        """Total width of the values; also that of their gates."""
         return self.value_heads * self.value_head_dim
 
 
@@ -123,7 +123,7 @@ def read_hf_config(folder: str | Path) -> dict[str, object]:
 
 
 class HfConfig(Protocol):
-    """What is read of transformers' configurations of models, whichever of them has the field."""
+    """Fields that are read of transformers' configurations of models, whichever of them has the field."""
 
     vocab_size: int
     hidden_size: int

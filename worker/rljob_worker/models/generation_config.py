@@ -1,4 +1,4 @@
-"""`generation_config.json`: what `transformers` and vLLM sample with when they are not told otherwise."""
+"""`generation_config.json`: what `transformers` and vLLM sample with by default."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-"""How pictures become a model's input, where it takes any."""
+"""Files that say how pictures become a model's input, where it takes any."""
 _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
-"""Of what Megatron trains; other models are of transformers' class of causal language modelling."""
+"""Architectures that Megatron trains; other models are of transformers' class of causal language modelling."""
 
 
 def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
@@ -110,7 +110,7 @@ class StoredTensor(Protocol):
     def __getitem__(self, part: slice | tuple[slice, ...]) -> torch.Tensor: ...
 
     def get_shape(self) -> list[int]:
-        """Of the whole."""
+        """Shape of the whole."""
         ...
 
     def get_dtype(self) -> str:

@@ -48,7 +48,7 @@ class _Config(Protocol):
 if TYPE_CHECKING:
 
     class HfModel(nn.Module):
-        """What is used of transformers' models of causal language modelling."""
+        """Members of transformers' models of causal language modelling that are used."""
 
         config: _Config
 
@@ -135,7 +135,7 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
 
 
 def has_packed_attention(model: HfModel) -> bool:
-    """Whether a model's attention is told where the samples of a row begin."""
+    """Whether a model's attention gets the begins of a row's samples."""
     return getattr(model.config, "_attn_implementation", None) == PACKED
 
 

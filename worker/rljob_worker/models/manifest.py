@@ -14,14 +14,14 @@ Manifest = list[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensors:
-    """What a Hugging Face checkpoint of a model has."""
+    """Tensors of a Hugging Face checkpoint of a model."""
 
     trained: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each tensor that engines get, in the order of the model."""
     tied: tuple[tuple[str, str], ...] = ()
     """Names of tensors that it may have as well, and the one above that each of them is."""
     untrained: tuple[str, ...] = ()
-    """How the names of further tensors begin."""
+    """Prefixes of the names of further tensors."""
 
 
 def embedding(cfg: ModelConfig) -> str:
@@ -35,7 +35,7 @@ def final_norm(cfg: ModelConfig) -> str:
 
 
 def layer_prefix(cfg: ModelConfig, layer: int) -> str:
-    """How the names of a layer's (0-based, over the whole model) tensors begin."""
+    """Prefix of the names of a layer's (0-based, over the whole model) tensors."""
     return f"{_prefix(cfg)}layers.{layer}."
 
 

@@ -1,4 +1,4 @@
-"""Which architectures the installed vLLM generates with, read of its source: importing it takes seconds."""
+"""Architectures that the installed vLLM generates with, read of its source: importing it takes seconds."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def trained_model(backend: TrainingBackend, source: str | Path | Mapping[str, ob
 
 
 def checkpoint_tensors(model: TrainedModel) -> CheckpointTensors:
-    """What a checkpoint of a model has."""
+    """Tensors of a checkpoint of a model."""
     if isinstance(model, TransformersModel):
         return model.tensors
     tied = ((HEAD, embedding(model)),) if model.tied_embeddings else ()

@@ -19,7 +19,7 @@ from rljob_worker.models.manifest import CheckpointTensors
 from rljob_worker.models.served import check_served
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Of parameters."""
+"""Shapes of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class TransformersModel(ModelFacts):
     """Shape of a model that FSDP trains; sizes are in elements."""
 
     config: str
-    """As in `config.json`: what transformers builds the model of."""
+    """Config as in `config.json`: transformers builds the model of it."""
     tensors: CheckpointTensors
     units: tuple[Shapes, ...]
     """Parameters of what is gathered together: each layer, then an untied embedding and head; each layer is alone."""
@@ -61,7 +61,7 @@ class TransformersModel(ModelFacts):
 
     @property
     def parameters(self) -> Shapes:
-        """Of all of the model."""
+        """Shapes of all parameters of the model."""
         return tuple(shape for unit in (*self.units, self.root) for shape in unit)
 
     def adapters(self, lora: LoraSpec | None) -> tuple[Shapes, ...]:
@@ -87,7 +87,7 @@ def adapter_tensors(model: TransformersModel, lora: LoraSpec) -> list[tuple[str,
 
 
 def elements(shapes: Shapes) -> int:
-    """Of some parameters."""
+    """Number of elements of some parameters."""
     return sum(math.prod(shape) for shape in shapes)
 
 

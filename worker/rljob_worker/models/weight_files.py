@@ -1,4 +1,4 @@
-"""Which safetensors file of a model folder holds which tensor, by the files' headers; torch is not imported."""
+"""Files of a model folder and their safetensors tensors, by the files' headers; torch is not imported."""
 
 from __future__ import annotations
 

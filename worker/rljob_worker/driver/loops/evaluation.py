@@ -35,11 +35,11 @@ class EvaluationLoop(Job[Handover]):
         return ""
 
     def goal(self) -> str:
-        """What it does once it is ready, for people."""
+        """Work of the job once it is ready, for people."""
         return f"evaluating {len(self._inputs.evaluation_prompts)} prompts"
 
     def done(self) -> str:
-        """What it did, for people."""
+        """Work that the job did, for people."""
         return f"{self._count} responses evaluated"
 
     def stopped(self) -> str:

@@ -19,10 +19,10 @@ from rljob_worker.trainer.trainer import Trainer
 
 _SLICE_SECONDS = 0.05
 _LEAVE_SECONDS = 5.0
-"""How long work may take to end once it was given up; whoever closes the lane ends the processes next."""
+"""Seconds that work may take to end once it was given up; the processes are ended next, when the lane is closed."""
 _SHARE_OF_GRACE = 0.5
-"""Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
-checkpoint."""
+"""Share of `checkpoint.graceSeconds` for which the engines' lane is waited for after a stop request. The rest is for
+the checkpoint."""
 
 
 class EngineLane:

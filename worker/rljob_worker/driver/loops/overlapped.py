@@ -61,7 +61,7 @@ class OverlappedLoop(LanedLoop):
     def pause(self, step: Step) -> bool:
         """Bring the engines to a stand, with what they have; False where a stop request ended them before.
 
-        What was generated for the step is lost then: whoever continues generates it again.
+        What was generated for the step is lost then: the driver that continues generates it again.
         """
         self.rollouts.pause(step)
         try:

@@ -101,7 +101,7 @@ class ReplayLoop(Job[Handover]):
             self.handover.wake_engine_kv()
 
     def compare_training(self, step: Step) -> None:
-        """What training says of a step, beside its record."""
+        """Compare the training of a step with its record."""
         if (record := self.plan.records.get(step.number)) is not None:
             self.comparison.add_metrics(step.number, record.metrics, step.trained[0].metrics)
 
