@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: ascend-wheels chart docs release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: ascend-wheels chart docs release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants test-next image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -14,10 +14,14 @@ LOCK_HASH := $(shell sha256sum $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_HASH)
 TRACKERS_STAMP := $(VENV)/trackers/installed
 DOCS_STAMP := $(VENV)/docs/installed
+NEXT_STAMP := $(VENV)/next/installed
 
 # The first interpreter that really is 3.11 or 3.12; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; exit; }; done)
+
+# `make test-next` alone is run on Python 3.13, where there is one.
+NEXT_PYTHON ?= $(shell python3.13 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(BIN)/python)
 
 # A worker image's lock file has what its base lacks: what the base holds (requirements/worker-*-base.txt) bounds the versions and
 # is not written down. The versions of the CPU worker, which is what is tested, are taken where the base allows them.
@@ -86,6 +90,15 @@ test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
 	@cd tests && $(abspath $(BIN))/python -m mutants.run $(MUTANTS)
 
+# Versions that RLJob is to move to have an environment of their own; no test of `make test` sees it.
+$(NEXT_STAMP): $(STAMP) requirements/cpu-next.txt
+	$(BIN)/uv venv --quiet --clear --python $(NEXT_PYTHON) $(VENV)/next
+	$(BIN)/uv pip install --quiet --python $(VENV)/next/bin/python --no-deps -r requirements/cpu-next.txt
+	@touch $@
+
+test-next: $(NEXT_STAMP) ## The worker's tests on the versions of requirements/cpu-next.txt, and a table of what breaks (NEXT_ARGS="TESTS")
+	@PYTHONPATH=tests $(BIN)/python -m next_versions.run --python $(VENV)/next/bin/python $(NEXT_ARGS)
+
 chart: $(STAMP) ## Package the chart in dist/: an archive, and an OCI image layout (CHART_ARGS="--home URL --source URL --icon URL")
 	@$(BIN)/python helm/package.py --helm "$$(command -v helm || $(BIN)/python tests/cluster/programs.py helm | tail -1)" $(CHART_ARGS)
 
@@ -147,6 +160,9 @@ lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --universal --python-version 3.11 --constraints $(LOCK) \
 		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet \
 		-o requirements/worker-cpu.txt
+	@$(BIN)/uv pip compile pyproject.toml --no-config --extra cpu --extra operator --extra dev --universal --python-version 3.11 \
+		--override requirements/next-overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet \
+		-o requirements/cpu-next.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra wandb --extra mlflow --extra clearml --extra swanlab --extra trackio \
 		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/trackers.txt
 	@printf 'mkdocs-material\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \

@@ -53,6 +53,7 @@ COMMANDS = (
     "replay",
     "export",
     "import",
+    "completion",
 )
 """In the order in which they are listed; each is a module beside this one."""
 _MODULES = {"import": "import_job"}

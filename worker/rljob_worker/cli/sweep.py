@@ -181,6 +181,7 @@ def _command(arguments: argparse.Namespace, one: SweepRun) -> list[str]:
 def table_text(runs: Sequence[SweepRun], codes: Sequence[int]) -> str:
     """A line for each run: values, exit code, steps, seconds, and the last step's mean reward and evaluations."""
     from rljob_worker.records.steps import effective_steps, read_steps
+    from rljob_worker.report.text import aligned
 
     rows: list[list[str]] = []
     evaluated: list[str] = []
@@ -203,9 +204,7 @@ def table_text(runs: Sequence[SweepRun], codes: Sequence[int]) -> str:
             ]
         )
     head = ["run", "state", "steps", "seconds", "reward", *evaluated]
-    table = [head, *(row + ["-"] * (len(head) - len(row)) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    lines = aligned(head, [row + ["-"] * (len(head) - len(row)) for row in rows])
     return "\n".join([*lines, f"runs    {runs[0].folder.parent}"])
 
 

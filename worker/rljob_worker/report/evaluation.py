@@ -17,7 +17,7 @@ from rljob_worker.records.steps import read_steps
 from rljob_worker.records.trajectories import read_trajectories
 from rljob_worker.report.page import Heading, Part, Place, Table, document, sample_table
 from rljob_worker.report.page_data import sample_data
-from rljob_worker.report.text import number
+from rljob_worker.report.text import aligned, number
 from rljob_worker.rewards.trial import Count, Distribution, counts
 
 _DIGITS = 4
@@ -113,14 +113,8 @@ def read_evaluation(run_folder: Path) -> Evaluation:
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """A table for the terminal: a line for each set."""
-    head, rows = _table(evaluation)
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in [head, *rows])
-    ]
     about = visible_line(f"weights {evaluation.weights}")
-    return "\n".join([about, *map(visible_line, lines), *_failures(evaluation)])
+    return "\n".join([about, *aligned(*_table(evaluation)), *_failures(evaluation)])
 
 
 def _failures(evaluation: Evaluation) -> list[str]:
