@@ -1,4 +1,4 @@
-"""How the trainers of a job divide the model and the samples among them."""
+"""Division of the model and of the samples among the trainers of a job."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class ParallelLayout:
 
     @property
     def tp_rank(self) -> int:
-        """Which of the tensor-parallel shards it holds."""
+        """Tensor-parallel shard that it holds."""
         return self.rank % self.tp
 
     @property
     def dp_rank(self) -> int:
-        """Which replica of the dense parameters it belongs to."""
+        """Replica of the dense parameters that it belongs to."""
         return self.rank % self.stage_size // self.tp
 
     @property
@@ -66,12 +66,12 @@ class ParallelLayout:
 
     @property
     def ep_rank(self) -> int:
-        """Which share of the experts it holds."""
+        """Share of the experts that it holds."""
         return self.rank % self.stage_size // self.expert_tp % self.ep
 
     @property
     def expert_dp_rank(self) -> int:
-        """Which replica of the experts it belongs to."""
+        """Replica of the experts that it belongs to."""
         return self.rank % self.stage_size // (self.expert_tp * self.ep)
 
     @property
@@ -85,7 +85,8 @@ class ParallelLayout:
         return self.pp_rank == self.pp - 1
 
     def nodes_of_replica(self, ranks_per_node: int) -> int:
-        """How many nodes hold whole replicas of the model between them: one, where a node has room for all stages."""
+        """Number of nodes that hold whole replicas of the model between them: one, where a node has room for all
+        stages."""
         group = math.lcm(self.tp, self.expert_tp * self.ep, self.shards) * self.pp
         return 1 if ranks_per_node >= self.world_size else group // math.gcd(ranks_per_node, group)
 

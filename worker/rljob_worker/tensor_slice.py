@@ -29,7 +29,7 @@ class Part:
         return other.start + other.length <= self.start or other.start >= self.start + self.length
 
     def place_of(self, other: Part, target: torch.Tensor) -> torch.Tensor | None:
-        """Where in `target`, which has this part alone, another part is; None where only some of that is in it."""
+        """Place in `target`, which has this part alone, of another part; None where only some of that is in it."""
         if self.dim is None:
             return other.of(target)
         if other.dim != self.dim or other.start < self.start:
@@ -60,7 +60,7 @@ class TensorSlice:
 
     @property
     def part(self) -> Part:
-        """Which part; equal for equal parts of a tensor."""
+        """The part; equal for equal parts of a tensor."""
         return Part() if self.dim is None else Part(self.dim, self.start, self.length)
 
     @property
@@ -80,7 +80,7 @@ class Piece(TensorSlice):
     """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives.
     None: there is none, the shard is computed each time it is read."""
     address: Callable[[], int]
-    """Where the parameter is in memory now: `view` gives the same view for as long as this is the same."""
+    """Address of the parameter in memory now: `view` gives the same view for as long as this is the same."""
     write: Callable[[torch.Tensor], None]
     """Store a shard of the same shape into the parameter, casting to its dtype."""
     primary: bool = True
@@ -88,5 +88,5 @@ class Piece(TensorSlice):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The same number for all tensors over one storage, while it lives; on `meta` too, where no address is told."""
+    """The same number for all tensors over one storage, while it lives; on `meta` too, where there is no address."""
     return tensor.untyped_storage()._cdata

@@ -1,1 +1,1 @@
-"""How much memory a job will need, from its spec and the model's config alone."""
+"""Memory that a job will need, from its spec and the model's config alone."""

@@ -1,4 +1,4 @@
-"""What a plan takes for granted, in sentences."""
+"""Assumptions of a plan, in sentences."""
 
 from __future__ import annotations
 

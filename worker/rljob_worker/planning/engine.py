@@ -50,7 +50,7 @@ def engine_memory(
     module_elements: int,
     adapter_elements: int = 0,
 ) -> EngineMemory:
-    """What vLLM will allocate.
+    """Memory that vLLM will allocate.
 
     KV cache: `rollout.kvCacheBytes` on each device as vLLM takes it (`kv_cache_memory_bytes`, its default 1 GiB on
     cpu); else what is left of `memoryFraction` after weights, the profiled step and what is not torch's

@@ -20,7 +20,7 @@ _SPECIAL_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a job is made of, as far as its memory asks."""
+    """Parts of a job that its memory depends on."""
 
     kind: str
     """`npu`, `cuda` or `cpu`."""
@@ -42,7 +42,7 @@ class JobShape:
 
 
 def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
-    """What a job is made of.
+    """Shape of a job.
 
     Raises:
         UserError: parallel sizes that do not fit the devices or the model.
@@ -75,7 +75,7 @@ class MicroBatch:
     """The largest micro-batch that a trainer may be given, in tokens."""
 
     tokens: int
-    """Of all its sequences."""
+    """Tokens of all its sequences."""
     responses: int
     """Positions that logits are computed at."""
     count: int

@@ -32,8 +32,8 @@ from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, largest_module, slot_
 from rljob_worker.weightsync.slots import SLOT_COUNT
 
 RUNTIME_BYTES = {"npu": GIB, "cuda": GIB // 2, "cpu": 0}
-"""Of each process on a device: context, streams, operator binaries. Assumed; CANN's reference says 100 to 200 MB for
-the AI CPU operators alone."""
+"""Bytes of each process on a device: context, streams, operator binaries. Assumed; CANN's reference says 100 to 200
+MB for the AI CPU operators alone."""
 PROCESS_BYTES = {"npu": 4 * GIB, "cuda": 3 * GIB, "cpu": GIB}
 """Host memory of each process before it holds any tensor: seen on cpu, assumed elsewhere."""
 RAY_BYTES = GIB
@@ -250,7 +250,7 @@ class Planner:
         return phases
 
     def _kept(self, ranks: Sequence[Rank]) -> Bytes:
-        """What trainers keep in host memory, whatever the phase."""
+        """Memory that trainers keep on the host, whatever the phase."""
         return {
             "optimizer": sum(self._offloaded(rank) for rank in ranks),
             "reference": sum(2 * rank.state.weights * self._kept_reference for rank in ranks),
@@ -264,7 +264,8 @@ class Planner:
         return sum(state.trained + state.optimizer for state in states)
 
     def _routed_experts(self) -> int:
-        """Of a step's tokens, for router replay: in Ray's store once on each node with a trainer, if all is long."""
+        """Bytes of the experts of a step's tokens, for router replay: in Ray's store once on each node with a
+        trainer, if all is long."""
         if not self._spec.rollout.router_replay:
             return 0
         model = self._model
@@ -314,7 +315,7 @@ def stages_that_differ(job: JobShape) -> list[int]:
 
 
 def rank_title(job: JobShape, stage: int) -> str:
-    """Which ranks a table is of."""
+    """Title that names the ranks of a table."""
     what = "device" if job.kind != "cpu" else "tensors of a rank, part of the host memory"
     if job.trainers.pp == 1:
         return f"{what}: every rank ({job.trainers.world_size})"

@@ -24,7 +24,7 @@ class RankParameters:
     experts: int
     """Sharded over `expert_dp` ranks."""
     largest: int
-    """Of its largest tensor."""
+    """Bytes of its largest tensor."""
 
     @property
     def total(self) -> int:
@@ -79,11 +79,11 @@ class TrainingState:
     exchanged: int
     """Largest buffer of gradients that is reduced over other ranks; 0 without any."""
     on_device: int
-    """Of the optimizer's state, during an update, where it is kept on the host."""
+    """Bytes of the optimizer's state on the device during an update, where it is kept on the host."""
     trained: int
-    """Of the weights, what updates change."""
+    """Bytes of the weights that updates change."""
     merging: int = 0
-    """Of adapters and one module's product of them, while merged weights are handed over."""
+    """Bytes of adapters and one module's product of them, while merged weights are handed over."""
 
 
 def training_state(parameters: RankParameters, job: JobShape, precision: Precision) -> TrainingState:

@@ -1,4 +1,4 @@
-"""What to change when a job does not fit: changes that were tried by planning again, most harmless first."""
+"""Proposals when a job does not fit: changes that were tried by planning again, most harmless first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Change:
 
     @property
     def setting(self) -> str:
-        """As `--set` takes it."""
+        """The change as `--set` takes it."""
         return f"spec.{self.field}={self.value}"
 
 

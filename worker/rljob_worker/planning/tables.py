@@ -1,4 +1,4 @@
-"""What a plan of a job's memory is made of."""
+"""Parts of a plan of a job's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT_FREE = "kept free"
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """What lies in one memory at the peak of a phase."""
+    """Content of one memory at the peak of a phase."""
 
     phase: str
     components: Bytes
@@ -52,7 +52,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a job will need."""
+    """Memory that a job will need."""
 
     job: JobShape
     engine: EngineMemory
@@ -60,7 +60,7 @@ class MemoryPlan:
     devices: list[MemoryTable]
     """One for each kind of rank: a pipeline stage, with the engine rank on the same device, or beside it."""
     hosts: list[MemoryTable]
-    """Of the fullest node of each group."""
+    """Tables of the fullest node of each group."""
     device_source: str
     handed_over: int
     """Bytes that an engine gets in a step."""
@@ -91,5 +91,5 @@ class MemoryPlan:
 
 
 def used(components: Bytes) -> Bytes:
-    """Those that take any memory."""
+    """Components that take any memory."""
     return {name: nbytes for name, nbytes in components.items() if nbytes}

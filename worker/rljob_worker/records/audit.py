@@ -17,7 +17,7 @@ _SHOWN = 8
 
 @dataclass(slots=True)
 class PromptAudit:
-    """What the records say of the prompts, step by step.
+    """Audit of the prompts in the records, step by step.
 
     Attributes:
         findings: what is wrong, a sentence each.
@@ -36,7 +36,7 @@ class PromptAudit:
     next: int = 0
     ledgers: dict[int, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What was changed at a resume, a sentence each."""
+    """Changes at a resume, a sentence each."""
     _closed: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Ordinal -> the step that closed it, and how."""
 
@@ -146,7 +146,7 @@ def audit_prompts(records: Sequence[StepRecord]) -> PromptAudit:
 
 
 def changes_of(record: StepRecord) -> list[str]:
-    """What the resume before a step changed, a sentence each."""
+    """Changes by the resume before a step, a sentence each."""
     changed, step = record.changed or Changed(), record.step
     found = []
     if changed.rounding:

@@ -13,7 +13,7 @@ from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line
 from rljob_worker.records.event_lines import EVENTS_FILE, read_events
 
 EVENTS = "events"
-"""What `WriteFailures` calls them."""
+"""Name in `WriteFailures`."""
 
 
 class EventLog:

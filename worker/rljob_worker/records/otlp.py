@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class SpanDelivery:
-    """What became of the steps' traces."""
+    """Delivery of the steps' traces."""
 
     offered: int = 0
     delivered: int = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rljob_worker.errors import UserError
 
 MOST_STEPS = 100
-"""Of one request."""
+"""Most steps of one request."""
 _MOST_NUMBERS = 64
 _MEBIBYTES = 512
 
@@ -20,7 +20,7 @@ class BusyError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """Which steps of which processes are profiled."""
+    """Steps and processes that are profiled."""
 
     first: int
     last: int
@@ -28,7 +28,7 @@ class ProfileRequest:
     engines: Sequence[int] = (0,)
     stacks: bool = False
     most_bytes: int = _MEBIBYTES << 20
-    """Of all files together, packed."""
+    """Most bytes of all files together, packed."""
 
 
 def parse_request(query: Mapping[str, Sequence[str]]) -> ProfileRequest:

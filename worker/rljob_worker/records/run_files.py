@@ -1,4 +1,4 @@
-"""What makes a folder a run folder."""
+"""Marks of a run folder."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from rljob_worker.host.files import (
 logger = logging.getLogger(__name__)
 
 RECORDS = "step records"
-"""What `WriteFailures` calls them."""
+"""Name in `WriteFailures`."""
 
 
 class StepLog:
@@ -141,7 +141,7 @@ class StepLog:
             del self._waiting[:arrived]
 
     def _sound_records(self, target: Path) -> list[StepRecord]:
-        """Those that are records; lines that are none are set aside in `target`."""
+        """Lines that are records; those that are none are set aside in `target`."""
         sound: list[StepRecord] = []
         damaged: list[str] = []
         for number, line in enumerate(self._lines, start=1):

@@ -96,15 +96,15 @@ class RecordWriter:
         self._overlapped.update(values)
 
     def weights(self, report: WeightSync) -> None:
-        """What the weight sync did."""
+        """Note the weight sync's report."""
         self._weights = report
 
     def prompts(self, prompts: PromptsOfStep) -> None:
-        """What became of the prompts."""
+        """Note the prompts that the step closed and left open."""
         self._prompts = prompts
 
     def changed(self, changed: Changed) -> None:
-        """What the resume changed: the next record says so."""
+        """Note the changes by the resume: the next record has them."""
         self._changed = changed
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -1,1 +1,1 @@
-"""What a person looks at after a run."""
+"""Report for a person after a run."""

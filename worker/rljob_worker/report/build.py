@@ -37,7 +37,7 @@ class Run:
     folder: Path
     about: RunDescription
     every: Sequence[StepRecord]
-    """Of each executed step."""
+    """Records of each executed step."""
     drawn: Sequence[StepRecord]
     """Each step once, an evaluation before the first among them."""
 
@@ -107,7 +107,7 @@ def _middle(kept: list[StepRecord]) -> range | None:
 
 
 def _lanes(run: Run, asked: range | None) -> list[Part]:
-    """What each lane did in some steps; UserError where these were asked for and no event tells it."""
+    """Phases of each lane in some steps; UserError where these were asked for and no event has them."""
     steps = asked or _middle(run.kept)
     if steps is None:
         return []

@@ -45,14 +45,14 @@ class EvaluatedSet:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was evaluated, and the results."""
+    """Subject of an evaluation, and the results."""
 
     weights: str
     seconds: float
     sets: Sequence[EvaluatedSet]
 
     def to_json(self) -> dict[str, Any]:
-        """As `evaluation.json` has it."""
+        """Content of `evaluation.json`."""
         return asdict(self)
 
 

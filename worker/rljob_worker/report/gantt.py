@@ -1,4 +1,4 @@
-"""Who did what at which instant: the phases of some steps, lane by lane."""
+"""Phases of some steps on the clock, lane by lane."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gantt:
 
 
 def gantt_of(events: Iterable[dict[str, Any]], steps: range) -> Gantt:
-    """What the driver's events say of steps, from the newest attempt that began the first of them.
+    """Phases of steps from the driver's events, of the newest attempt that began the first of them.
 
     An event tells when a phase began, and how long before that its lane's last one ended; the events of older versions
     do not tell the latter: what was in no phase is in the bar before it then.

@@ -22,7 +22,7 @@ _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Co
 
 
 class LiveReport:
-    """Serves the report of a run that may still go on, to whoever has the address with its token.
+    """Serves the report of a run that may still go on, to each client that has the address with its token.
 
     `GET /?token=TOKEN` is the page, `GET /run.json` its curves (304 where nothing was added since `If-None-Match`),
     `GET /samples.json?step=N` the samples of a step. The latter two take `Authorization: Bearer TOKEN`.
@@ -50,7 +50,7 @@ class LiveReport:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Folder of the run."""
         return self._folders[0]
 
     def runs(self) -> tuple[str, Sequence[Run]]:

@@ -19,9 +19,9 @@ from rljob_worker.report.panels import COLORS, Panel, evaluated_rewards, panels_
 from rljob_worker.report.text import excerpt
 
 _SAMPLE_CHARACTERS = 4_000_000
-"""Of all samples in a page."""
+"""Characters of all samples in a page."""
 _MOST_VALUES = 1_500_000
-"""Of all metrics; beyond it only those of the panels are in the page."""
+"""Values of all metrics; beyond it only those of the panels are in the page."""
 _DIGITS = 6
 _BLUE, _RED, _GRAY = "#1f77b4", "#d62728", "#bdbdbd"
 

@@ -1,4 +1,4 @@
-"""Where the phases of a run lie on the clock: begins by the driver's events, lengths by the step records."""
+"""Phases of a run on the clock: begins by the driver's events, lengths by the step records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PhaseSlice:
     seconds: float
     """From Unix seconds on."""
     record: StepRecord | None
-    """Of its step; None: the attempt ended before, or has not got so far."""
+    """Record of its step; None: the attempt ended before, or has not got so far."""
     by_length: bool = False
     """Its begin is not known: the step's phases of the lane follow one another."""
 
@@ -73,7 +73,7 @@ def _bounds(records: Sequence[StepRecord]) -> Iterator[_Step]:
 def _cut(
     told: Sequence[Mapping[str, Any]], steps: Sequence[_Step], end: float, *, beside: bool
 ) -> Iterator[PhaseSlice]:
-    """What lies between the events of a lane, cut where steps begin and end.
+    """Slices between the events of a lane, cut where steps begin and end.
 
     Only what runs beside the trainers goes on in the next step.
     """
@@ -128,7 +128,7 @@ def _of_step(slices: Sequence[PhaseSlice], step: _Step, lane: str) -> Iterator[P
 
 
 def _placed(slices: Iterator[PhaseSlice]) -> Iterator[PhaseSlice]:
-    """Move a slice behind the one before it: events and seconds are told by two clocks."""
+    """Move a slice behind the one before it: events and seconds come from two clocks."""
     end = 0.0
     for one in sorted(slices, key=lambda one: one.begin):
         one.begin = max(one.begin, end)

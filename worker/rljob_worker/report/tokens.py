@@ -1,4 +1,4 @@
-"""What became of the tokens that a run sampled, and how old those were that it trained on."""
+"""Fate of the tokens that a run sampled, and the age of those that it trained on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _CURVES = (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, "train/grad_norm", m.LOGPROB_KEY
 _KINDS = dict.fromkeys(SWITCH_PHASES, "switch") | dict.fromkeys(WAITS, "wait")
 _ENDS = ("end", "failed")
 _LEVEL = 4
-"""Of compression: the next ones take longer and save little."""
+"""Level of compression: the next ones take longer and save little."""
 
 
 def build_trace(run_folder: Path, file: Path) -> int:
@@ -215,7 +215,7 @@ def _numbered(name: str) -> tuple[str, int]:
 
 
 def _of_step(record: StepRecord) -> dict[str, Any]:
-    """What is unusual about a step, and what it is not easy to see."""
+    """Unusual facts about a step, and those that are not easy to see."""
     said: dict[str, Any] = {"step": record.step, "seconds in no phase": round(record.other, 6)}
     flags = {"run again": record.rerun, "update refused": not record.applied, "recorded later": record.recovered}
     said |= {name: True for name, holds in flags.items() if holds}

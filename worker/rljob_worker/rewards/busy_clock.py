@@ -1,4 +1,4 @@
-"""How long somebody was at work, whoever it was."""
+"""Busy time of one or more workers."""
 
 from __future__ import annotations
 

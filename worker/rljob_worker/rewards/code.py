@@ -31,13 +31,13 @@ from rljob_worker.sandbox.plain import unpack
 from rljob_worker.sandbox.runs import Run, Sandbox, go_on
 
 _TESTS_SECONDS = 20.0
-"""What pytest itself may take, beside the program."""
+"""Seconds for pytest itself, beside the program."""
 _EXPECTED_ROOM = 65536
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a response's tests: numbers of them, but for `no_code`."""
+    """Results of a response's tests: numbers of them, but for `no_code`."""
 
     cases: int = 0
     passed: int = 0
@@ -51,7 +51,7 @@ class Verdict:
     )
 
     def score(self, share: bool) -> tuple[float, dict[str, float]]:
-        """Of 1, with the numbers beside it: the share of tests that passed, or whether all did."""
+        """Score of at most 1, with the numbers beside it: the share of tests that passed, or whether all did."""
         passed = self.passed / self.cases if self.cases else 0.0
         return passed if share else float(passed == 1.0), {name: float(getattr(self, name)) for name in self.counts}
 
@@ -241,7 +241,7 @@ def _looked_at(verdict: Verdict) -> int:
 
 
 def _message(line: bytes | None) -> dict[str, Any]:
-    """What a process sent, which may be anything; empty for what is no message."""
+    """Message of a process, which may be anything; empty for what is no message."""
     try:
         message = json.loads(line or b"")
     except (ValueError, RecursionError):
@@ -250,7 +250,7 @@ def _message(line: bytes | None) -> dict[str, Any]:
 
 
 def _names(message: dict[str, Any]) -> dict[str, Any] | None:
-    """Names of a program's module, of which the tests' process is told."""
+    """Names of a program's module, that the tests' process gets."""
     names = message.get("names")
     if not isinstance(names, dict):
         return None
@@ -258,7 +258,7 @@ def _names(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_kind(kind: object) -> bool:
-    """Whether it is one that `sandbox.testing` knows: it came from the program's process."""
+    """Whether it is one that `sandbox.testing` has: it came from the program's process."""
     return kind in ("call", "get") or (isinstance(kind, dict) and isinstance(kind.get("raises"), str))
 
 
@@ -276,7 +276,7 @@ def _compare(line: bytes | None, expected: object, verdict: Verdict) -> None:
 
 
 def _count(message: dict[str, Any], verdict: Verdict) -> None:
-    """What the tests' process, which runs nothing of the program, says of them."""
+    """Count the tests by the report of the tests' process, which runs nothing of the program."""
     collected, passed, skipped = map(int, message["tests"])
     cases = collected - skipped
     if cases < 1:

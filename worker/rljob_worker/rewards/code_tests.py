@@ -26,7 +26,7 @@ class CallCase:
 
     function: str
     args: object
-    """As `sandbox.plain.pack` gives a list."""
+    """Arguments as `sandbox.plain.pack` gives a list."""
     kwargs: object
     """Likewise, of a dict."""
     expected: object

@@ -15,10 +15,10 @@ from rljob_worker.confined.loading import load_named
 from rljob_worker.errors import UserError
 
 RESERVED = ("prompt", "response", "label", "finish_reason")
-"""What every reward function can ask for by name, beside the columns of the row and `args`."""
+"""Names that every reward function can ask for, beside the columns of the row and `args`."""
 
 LARGEST = (2 - 2**-23) * 2.0**127
-"""Of fp32, in which scores are trained on."""
+"""Largest number of fp32, in which scores are trained on."""
 
 Sample = Mapping[str, Any]
 
@@ -143,7 +143,7 @@ def received_scores(values: Any, expected: int) -> list[Score]:
 
 
 def checked_score(value: Any) -> Score:
-    """What a reward function returned, as (score, parts): a number, or a dict of numbers with a `score`.
+    """Checked result of a reward function, as (score, parts): a number, or a dict of numbers with a `score`.
 
     Raises ValueError for anything else, NaN and infinity included.
     """
@@ -156,7 +156,7 @@ def checked_score(value: Any) -> Score:
 
 
 def checked_batch(values: Any, expected: int | None) -> list[Score]:
-    """What a batch function returned: one score for each sample, if their number is known. Raises ValueError."""
+    """Checked result of a batch function: one score for each sample, if their number is known. Raises ValueError."""
     if isinstance(values, (str, bytes, Mapping)) or not (isinstance(values, Sequence) or hasattr(values, "tolist")):
         raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}")
     scores = list(values)

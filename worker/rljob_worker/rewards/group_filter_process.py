@@ -22,12 +22,12 @@ from rljob_worker.rewards.functions import REACH, is_async
 
 FIELD = "rollout.oversampling.function"
 GIVEN = ("rewards", "prompt", "label")
-"""What the function can ask for by name, beside the row's other columns."""
+"""Names that the function can ask for, beside the row's other columns."""
 
 
 @dataclass(frozen=True)
 class FilterSetup:
-    """Which function, and what it can ask for.
+    """A function, and the names that it can ask for.
 
     Attributes:
         function: `package.module:function` or `FILE.py:function`.
@@ -95,7 +95,7 @@ def caller(setup: FilterSetup) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def verdict(value: Any) -> bool:
-    """What a function said: a bool of Python, numpy or torch; TypeError for anything else."""
+    """Checked result of a function: a bool of Python, numpy or torch; TypeError for anything else."""
     if isinstance(value, bool):
         return value
     if str(getattr(value, "dtype", "")).rpartition(".")[2] == "bool" and getattr(value, "shape", None) == ():

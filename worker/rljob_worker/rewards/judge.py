@@ -246,7 +246,7 @@ class Judge:
         """The answer to a request as `read` has it, sent again until `end` (`time.monotonic()`) where that may help.
 
         Raises:
-            RewardOutageError: there is none, or the server refuses whoever asks.
+            RewardOutageError: there is none, or the server refuses the sender.
             ValueError: the server refuses this request.
         """
         from aiohttp import ClientError

@@ -28,7 +28,7 @@ from rljob_worker.rewards.weighted_parts import parts_of
 logger = logging.getLogger("rljob.rewards")
 
 CHECK_SECONDS = 10.0
-"""How long a job's start may wait for labels to be read."""
+"""Seconds that a job's start may wait for labels to be read."""
 READERS: Mapping[str, Callable[[str], object]] = {"math": read_label, "gsm8k": gsm8k_number}
 """By a built-in reward that understands its labels: what reads one, or raises ValueError."""
 VERSION = 3
@@ -57,7 +57,7 @@ class _Labels:
     faults: list[tuple[int, str]] = field(default_factory=list)
     """(row, what is wrong), of rows that are used."""
     _all_faults: list[tuple[int, str]] = field(default_factory=list)
-    """Those of rows that are left out too: what is kept holds whichever those are."""
+    """Faults of rows that are left out too: what is kept holds whichever those are."""
     _known: dict[int, str | None] = field(default_factory=dict)
 
     def read_some(self) -> None:
@@ -170,7 +170,7 @@ class LabelCheck:
 
 
 def cache_folder() -> Path:
-    """Where results are kept from one run to the next."""
+    """Folder of results that are kept from one run to the next."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "labels"
 
 

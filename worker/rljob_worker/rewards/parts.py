@@ -1,4 +1,4 @@
-"""What reward functions report beside their score, as metrics of a step."""
+"""Values that reward functions report beside their score, as metrics of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX, PartNames
 from rljob_worker.types import RewardResult
 
 _NAMED = 32
-"""Names without a metric that are told of; a reward that makes a new one for each sample is told of no further."""
+"""Names without a metric that are reported; of a reward that makes a new one for each sample no more are."""
 
 
 class PartMeans:

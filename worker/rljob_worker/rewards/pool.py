@@ -19,7 +19,8 @@ from rljob_worker.rewards.process import late_message, scoring_process
 from rljob_worker.rewards.worker import Setup, timeout_message
 
 ASYNC_GRACE_SECONDS = 2.0
-"""How long past its deadline an async reward may take to answer: the process times it out itself, unless blocked."""
+"""Seconds past its deadline that an async reward may take to answer: the process times it out itself, unless
+blocked."""
 
 Done = Callable[[list[Score] | RewardFailure], None]
 

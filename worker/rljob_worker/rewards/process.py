@@ -14,7 +14,7 @@ def scoring_process(setup: Setup, place: Place) -> ConfinedProcess:
 
 
 def late_message(setup: Setup) -> str:
-    """What is said of a reward that is still being imported when it should have been."""
+    """Message about a reward that is still being imported when it should have been."""
     what = setup.python or setup.name
     return f"{what!r} has not been imported within reward.importSeconds ({setup.import_seconds:g} s)"
 

@@ -19,7 +19,7 @@ from rljob_worker.rewards.source_check import check_columns
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 
 CHECK_SECONDS = 5.0
-"""How long the rows of one job may be looked at; what is found after it is drawn is an error of the reward."""
+"""Seconds for the check of the rows of one job; what is found after it is drawn is an error of the reward."""
 _SHOWN = 5
 _CHUNK = 64
 

@@ -227,7 +227,7 @@ class RewardRunner:
         return _Isolated(pool, calling is not None and calling.grouped)
 
     def place(self, reward: RewardSpec) -> Place:
-        """Where code with the bounds of this reward runs; UserError where a path that it names is not there."""
+        """Place of code with the bounds of this reward; UserError where a path that it names is not there."""
         key = judge_of(self._judges, reward).endpoint.key_variable if reward.name == "judge" else None
         variables = environment(self._variables, [*reward.environment, *([key] if key else [])])
         files = self._files(reward, variables)
@@ -355,7 +355,7 @@ class RewardRunner:
 @dataclass(frozen=True, slots=True)
 class _Inline:
     score: Callable[[RewardSample, str], tuple[float, dict[str, float]]]
-    """Of a response and its text: the score, and what is recorded beside it."""
+    """Score of a response and its text, and the values recorded beside it."""
     needs_text: bool
 
 
@@ -399,7 +399,7 @@ def _of_environment(sample: RewardSample, _: str) -> tuple[float, dict[str, floa
 
 
 def _outcome(call: ScoreCall, score: Score) -> RewardResult | RewardFailure:
-    """What came of a call; a part may leave a sample to the others."""
+    """Outcome of a call; a part may leave a sample to the others."""
     if score.value is not None:
         notes = {} if score.note is None else {call.part.name or "judge": score.note}
         return RewardResult(score.value, score.parts, notes=notes)

@@ -1,4 +1,4 @@
-"""Calls of rewards that were begun, and who waits for them."""
+"""Calls of rewards that were begun, and the waits for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RewardSample:
     renewed: bool = False
     """Whether its group was sampled a second time: the result of the first is not that of the second."""
     turns: tuple[Turn, ...] = ()
-    """What an environment answered, where one did; `text` is then what the policy said last, `generation` all of it."""
+    """Answers of an environment, where there is one; `text` is then the policy's last one, `generation` all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,13 +49,13 @@ class ScoreCall:
     since: float
     """`time.monotonic()` of its submission."""
     result: RewardResult | None = None
-    """Of `ScoreCalls`, under its lock."""
+    """Result, set by `ScoreCalls` under its lock."""
     failure: RewardFailure | None = None
     """Likewise."""
 
 
 class ScoreCalls:
-    """What was submitted and not taken. One thread begins calls, one waits, and any says how they ended.
+    """Calls that were submitted and not taken. One thread begins calls, one waits, and any says how they ended.
 
     Args:
         on_give_up: called before a wait ends with an error: what did not begin yet is not to begin.
@@ -105,7 +105,7 @@ class ScoreCalls:
             self._changed.notify_all()
 
     def take_all(self, deadline: float) -> list[tuple[RewardSample, RewardResult]]:
-        """As `RewardRunner.take_all`."""
+        """Same as `RewardRunner.take_all`."""
         with self._changed:
             while self._open and not self._failed:
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
@@ -118,7 +118,7 @@ class ScoreCalls:
         return [(calls[0].sample, _joined(calls)) for calls in samples]
 
     def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
-        """As `RewardRunner.take`."""
+        """Same as `RewardRunner.take`."""
         with self._changed:
             if not self._failed and not any(map(_scored, self._samples)):
                 self._changed.wait(patience)
@@ -134,7 +134,7 @@ class ScoreCalls:
         return [(calls[0].sample, _joined(calls)) for calls in scored]
 
     def _forget(self) -> None:
-        """Of what was submitted nothing is waited for any longer; under the lock."""
+        """Forget all submitted calls. The caller holds the lock."""
         self._samples, self._failed, self._open = [], [], 0
         self._round += 1
 

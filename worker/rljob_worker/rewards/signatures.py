@@ -19,7 +19,7 @@ Check = Callable[[object, list[Sample]], list[Score]]
 
 
 class Signature(StrEnum):
-    """Who calls a function, as `reward.signature` has it."""
+    """Framework that calls a function, as `reward.signature` has it."""
 
     RLJOB = "RLJob"
     TRL = "TRL"
@@ -83,7 +83,7 @@ def recognise(wanted: str, parameters: Sequence[str], takes_any: bool, batch: bo
 
 
 def signature_of_function(function: Callable[..., object], wanted: str, batch: bool, path: str) -> Signature:
-    """As `recognise`, of a function that was imported."""
+    """Same as `recognise`, for a function that was imported."""
     if wanted != "Auto":
         return Signature(wanted)
     try:
@@ -152,7 +152,7 @@ def _check_names(function: Callable[..., object], given: set[str], path: str, co
 
 
 def _named(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
-    """What of it the function takes."""
+    """The part of it that the function takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(given)
@@ -208,7 +208,7 @@ def _call_verl(function: Callable[..., object], args: Mapping[str, object], samp
 
 
 def _verl_score(value: object) -> Score:
-    """What beside the score is no number goes into verl's own logs alone."""
+    """Values beside the score that are no numbers go into verl's own logs alone."""
     if isinstance(value, Mapping):
         return checked_score({name: part for name, part in value.items() if name == "score" or _is_number(part)})
     return checked_score(value)
@@ -234,7 +234,7 @@ class SlimeArgs:
 
 
 class Status(StrEnum):
-    """How a response ended, by slime's names."""
+    """End of a response, by slime's names."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -242,7 +242,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True)
 class SlimeSample:
-    """What slime calls a sample, as far as a reward looks at it."""
+    """Sample as slime has it, as far as a reward looks at it."""
 
     index: int
     prompt: object

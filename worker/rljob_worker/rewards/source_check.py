@@ -79,11 +79,11 @@ def told_signatures(spec: RLJobSpec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Of a function."""
+    """Parameters of a function."""
 
     names: list[str]
     required: list[str]
-    """Those without a default."""
+    """Names of those without a default."""
     takes_any: bool
     """Whether it has `**kwargs`."""
 

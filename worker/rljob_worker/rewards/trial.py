@@ -65,10 +65,10 @@ class Distribution:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of one set of responses."""
+    """Results of one set of responses."""
 
     scores: list[float] = field(default_factory=list)
-    """Of those whose reward did not fail."""
+    """Scores of those whose reward did not fail."""
     parts: dict[str, list[float]] = field(default_factory=dict)
     errors: list[tuple[str, str]] = field(default_factory=list)
     """(place, what the reward said)."""
@@ -92,12 +92,12 @@ class Tally:
                 self.other.append((candidate.place, candidate.recorded, result.score))
 
     def counts(self) -> list[Count]:
-        """How often each score came, or each tenth of their range where there are many."""
+        """Count of each score, or of each tenth of their range where there are many."""
         return counts(self.scores)
 
 
 def counts(values: Sequence[float]) -> list[Count]:
-    """How often each value came, or each tenth of their range where there are many; the last range has its end."""
+    """Count of each value, or of each tenth of their range where there are many; the last range has its end."""
     by_value = Counter(values)
     if len(by_value) <= _VALUES:
         return [Count(value, value, by_value[value]) for value in sorted(by_value)]
@@ -133,7 +133,7 @@ def score_all(runner: RewardRunner, candidates: Iterable[Candidate], on_scored: 
     Args:
         runner: with rewards of `never_failing`.
         candidates: read as they are needed.
-        on_scored: told how many more were scored.
+        on_scored: gets the number of further scored ones.
     """
     tally, begun = Tally(), time.monotonic()
     for chunk in _chunks(candidates):

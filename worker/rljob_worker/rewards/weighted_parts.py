@@ -16,7 +16,7 @@ class Part:
     """One function of a reward."""
 
     name: str | None
-    """How it is recorded; None where it is the whole reward."""
+    """Name in records; None where it is the whole reward."""
     place: str
     """Below the reward in the manifest: empty, or `.parts[0]`."""
     weight: float

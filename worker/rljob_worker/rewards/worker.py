@@ -55,7 +55,7 @@ Message = tuple[int, list[Sample]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a scoring process needs to know."""
+    """Settings of a scoring process."""
 
     name: str | None
     python: str | None
@@ -69,7 +69,7 @@ class Setup:
     label_key: str | None = None
     """Column of the label, beside `columns`."""
     sandbox: SandboxSetup | None = None
-    """Of the reward `code`."""
+    """Sandbox of the reward `code`."""
     judge: JudgeSetup | None = None
     """Set for the reward `judge`."""
 
@@ -103,7 +103,7 @@ def _answer(connection: Connection, *message: Any) -> None:
 
 @dataclass(frozen=True)
 class Calling:
-    """How a reward is called."""
+    """Calling convention of a reward."""
 
     asynchronous: bool
     grouped: bool
@@ -194,7 +194,7 @@ def _judge(setup: JudgeSetup) -> Callable[[list[Sample]], Awaitable[list[Score]]
 
 
 def _all_columns(setup: Setup) -> frozenset[str] | None:
-    """Those that a function of another framework is given: the label comes under its own name."""
+    """Columns that a function of another framework is given: the label comes under its own name."""
     label = set() if setup.label_key is None else {setup.label_key}
     return None if setup.columns is None else setup.columns | label
 
@@ -245,7 +245,7 @@ async def _serve_async(
 
 
 def timeout_message(seconds: float) -> str:
-    """What a sample's error says when its reward took too long."""
+    """Error of a sample whose reward took too long."""
     return f"no result within reward.timeoutSeconds ({seconds:g} s)"
 
 

@@ -19,7 +19,7 @@ from rljob_worker.types import FloatArray, SamplingParams, TrainBatch
 
 
 def training_sampling(spec: RLJobSpec) -> SamplingParams:
-    """How training samples are drawn; the trainer applies the same transform to its logits."""
+    """Sampling of training samples; the trainer applies the same transform to its logits."""
     rollout = spec.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
@@ -34,7 +34,7 @@ def training_sampling(spec: RLJobSpec) -> SamplingParams:
 
 
 def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
-    """How evaluation samples are drawn: the job's way of stopping, the evaluation's own temperature and nucleus."""
+    """Sampling of evaluation samples: the job's way of stopping, the evaluation's own temperature and nucleus."""
     assert spec.evaluation is not None
     return replace(
         training_sampling(spec),
@@ -81,7 +81,7 @@ def train_batch(
 
 
 def partial_metrics(step: Step) -> dict[str, float]:
-    """What partial rollout did to a step: what it sampled, and what it carries over."""
+    """Metrics of partial rollout in a step: what it sampled, and what it carries over."""
     streams = [e.stream for one in step.left for e in one.episodes]
     streams += [e.stream for group in step.groups for e in group.episodes]
     return {
@@ -92,7 +92,8 @@ def partial_metrics(step: Step) -> dict[str, float]:
 
 
 def staleness_metrics(step: Step) -> dict[str, float]:
-    """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
+    """Age of the tokens that a step trains on: updates between the weights that sampled a token and those that are
+    trained."""
     versions: Counter[int] = Counter()
     for stream in step.trained_streams():
         versions.update(stream.tokens_by_version())
@@ -109,7 +110,7 @@ def staleness_metrics(step: Step) -> dict[str, float]:
 
 
 def limit_metrics(step: Step) -> dict[str, float]:
-    """What was too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
+    """Data too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
     spans = [span for stream in step.trained_streams() for span in stream.spans]
     return {
         "rollout/masked_tokens": float(sum(len(span) for span in spans if step.masks(span))),
@@ -119,7 +120,7 @@ def limit_metrics(step: Step) -> dict[str, float]:
 
 
 def tail_metrics(step: Step) -> dict[str, float]:
-    """What tail batching did to a step: which kind it was, what waits, and tokens that will be sampled again."""
+    """Metrics of tail batching in a step: its kind, what waits, and tokens that will be sampled again."""
     deferred, surplus = step.deferred, step.of(Decision.SURPLUS)
     return {
         "rollout/long_step": float(step.long),
@@ -132,7 +133,7 @@ def tail_metrics(step: Step) -> dict[str, float]:
 
 
 def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
-    """What to tell of a step whose filter took too many groups."""
+    """Message about a step whose filter took too many groups."""
     oversampling = rollout.oversampling
     assert oversampling is not None
     filtered = step.of(Decision.FILTERED)
@@ -156,7 +157,7 @@ def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
 
 
 def oversampling_metrics(step: Step) -> dict[str, float]:
-    """What over-sampling cost a step: rounds, and the groups and tokens that were not trained on."""
+    """Cost of over-sampling in a step: rounds, and the groups and tokens that were not trained on."""
     metrics = {"rollout/rounds": float(step.rounds)}
     for decision in (Decision.FILTERED, Decision.SURPLUS):
         groups = step.of(decision)
@@ -168,7 +169,7 @@ def oversampling_metrics(step: Step) -> dict[str, float]:
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How the episodes of several turns went; empty where there are none."""
+    """Metrics of episodes of several turns; empty where there are none."""
     episodes = [one for group in groups for one in group.episodes if one.opening is not None]
     if not episodes:
         return {}
@@ -203,7 +204,7 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
-    """How often the guesses of speculative decoding were right."""
+    """Share of the right guesses of speculative decoding."""
     return {
         "rollout/drafts/proposed": float(drafts.proposed),
         "rollout/drafts/accepted": float(drafts.accepted),

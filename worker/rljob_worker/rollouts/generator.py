@@ -1,4 +1,4 @@
-"""What engines are asked for and return: the one caller of their generation."""
+"""Requests to engines and their results: the one caller of their generation."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Inputs:
     group_filter: GroupFilter | None = None
     """Asks `rollout.oversampling.function`, where the job has one; to be closed at the end."""
     hosts: Sequence[EnvironmentHosts] = ()
-    """Of environments; to be started, and closed at the end."""
+    """Hosts of environments; to be started, and closed at the end."""
     critic_folder: Path | None = None
     """The critic's starting point; None: `model_folder`, or there is no critic."""
     worlds: Mapping[str, World] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What an environment says, as tokens of a stream."""
+"""Observations of an environment, as tokens of a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Observations:
         return self._renderer.first([*system, {"role": OBSERVED_BY, "content": self._cut(observation)}])
 
     def after(self, ended_by: int | None, observation: str, parts: Sequence[str] = ()) -> tuple[int, ...]:
-        """What is appended after an answer.
+        """Tokens appended after an answer.
 
         Args:
             ended_by: as of `TurnRenderer.after`.

@@ -226,7 +226,8 @@ class Rollouts:
 
         Args:
             step: the running one.
-            stopping: a stop signal may have ended rewards: groups with errors are scored again by whoever continues.
+            stopping: a stop signal may have ended rewards: groups with errors are scored again by the driver that
+                continues.
         """
         if stopping:
             groups = self._pool.groups

@@ -1,4 +1,4 @@
-"""What one step of a job is made of, from its prompts to what training said, and how far the job is."""
+"""Parts of one step of a job, from its prompts to the report of training, and the progress of the job."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ class Progress:
 
 @dataclass(slots=True)
 class Step:
-    """What one step generated, and what became of it."""
+    """Groups that one step generated, and their fate."""
 
     number: int
     weight_version: int
-    """Of the weights that it begins to train with; its tokens are of these or, with a staleness, of earlier ones."""
+    """Version of the weights that it begins to train with; its tokens are of these or, with a staleness, of earlier
+    ones."""
     drawn: int = 0
     """New prompts so far, over all rounds."""
     given_back: int = 0
-    """Of those, prompts that are drawn again: the environments of their groups were lost."""
+    """Number of those prompts that are drawn again: the environments of their groups were lost."""
     rounds: int = 0
     groups: list[Group] = field(default_factory=list)
     """All that was scored and decided on, by ordinal; with partial rollout without what is carried over."""
     prompts: dict[int, Prompt] = field(default_factory=dict)
-    """Of these groups, by ordinal."""
+    """Prompts of these groups, by ordinal."""
     left: tuple[Group, ...] = ()
     """Groups that were open at its end: the next one's."""
     drafts: DraftCounts | None = None
@@ -58,13 +59,13 @@ class Step:
     by_critic: bool = False
     """Whether each token has an advantage of its own, which the trainers keep."""
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
-    """Of the engines, while they generated for it."""
+    """Occupancy of the engines, while they generated for it."""
     environments: EnvironmentTimes | None = None
     """Seconds until environments answered; None without any."""
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
     """One a response, by group: what its trajectories hold."""
     trained: list[StepMetrics] = field(default_factory=list)
-    """What each trainer reports."""
+    """Report of each trainer."""
 
     def take(self, group: Group, decision: Decision, prompt: Prompt) -> None:
         """Take in a scored group, whose texts are known, with what becomes of it."""
@@ -81,7 +82,7 @@ class Step:
         return all(result.applied for result in self.trained)
 
     def non_finite_reason(self) -> str:
-        """Where the value that stopped the update came from."""
+        """Source of the value that stopped the update."""
         reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
         return reasons[0] or "a loss or gradient was not finite"
 
@@ -90,7 +91,7 @@ class Step:
         return span.version is not None and span.version < self.oldest_trained
 
     def trained_streams(self) -> list[TokenStream]:
-        """Those of the samples that are trained on, in the order of the groups."""
+        """Streams of the samples that are trained on, in the order of the groups."""
         return [one.stream for group in self.of(Decision.TRAINED) for one in group.episodes]
 
     def learned_lengths(self) -> list[int]:

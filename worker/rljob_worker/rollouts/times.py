@@ -1,4 +1,4 @@
-"""How long environments took to answer, and what went wrong with them."""
+"""Answer times of environments, and their failures."""
 
 from __future__ import annotations
 

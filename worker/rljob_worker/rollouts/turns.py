@@ -1,4 +1,4 @@
-"""What follows an answer: nothing, or what an environment says to it, and the next answer.
+"""Continuation after an answer: nothing, or what an environment says to it, and the next answer.
 
 An answer goes to its environment as soon as it is there, and is answered beside what engines still generate. A group
 whose environment was lost for good is given back: all of it, since advantages are relative to all samples of a prompt.
@@ -29,11 +29,11 @@ Sample = tuple[int, int]
 """Ordinal of a group, and number of a sample in it."""
 _PATIENCE_SECONDS = 0.05
 _TRIES = 3
-"""Of a group, whose environments are lost for good each time."""
+"""Tries of a group, whose environments are lost for good each time."""
 
 
 class Next(StrEnum):
-    """What follows."""
+    """Continuation of an episode."""
 
     DONE = "done"
     """Nothing: the sample is complete."""
@@ -68,7 +68,7 @@ class Beginning(NamedTuple):
     ordinal: int
     prompt: Prompt
     seed: int
-    """Of its first sample's noise."""
+    """Seed of its first sample's noise."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +86,7 @@ class _Live:
     steps: int = 0
     """That it has answered."""
     action: str | None = None
-    """What it is asked; None: its reset."""
+    """Action that it is asked for; None: its reset."""
     asked: float = 0.0
     waits: bool = False
     """Whether it was asked for something that was not used yet."""
@@ -98,7 +98,7 @@ class _Live:
 
 
 def next_of(episode: Episode) -> Next:
-    """What follows what was just sampled of an episode."""
+    """Continuation of an episode after its last sampling."""
     if episode.answered is not None:
         return Next.STEPS
     return Next.GOES_ON if episode.finish is None else Next.DONE

@@ -96,7 +96,8 @@ class JobEnvironments:
         return list(self._hosts.values())
 
     def spoken(self) -> list[str]:
-        """What environments say and take in some episodes, for a tokenizer that is trained; the same each time."""
+        """Texts that environments say and take in some episodes, for a tokenizer that is trained; the same each
+        time."""
         texts: list[str] = []
         # Those of an environment in training come first.
         listened: dict[str, tuple[str, DataSource]] = {}
@@ -291,7 +292,7 @@ def _key(source: DataSource) -> str:
 
 
 def source_of(environment: TextEnvironmentSpec) -> Source:
-    """What names an environment, for its hosts."""
+    """Name of an environment, for its hosts."""
     gymnasium = environment.gymnasium
     settings = None if gymnasium is None else gymnasium.model_dump(mode="json", by_alias=True)
     tools = None if environment.tools is None else ToolSource(tuple(map(_tool, environment.tools)))

@@ -61,7 +61,7 @@ class _Calls:
         return pack(value, self._kept)
 
     def kind(self, value: object) -> object:
-        """How the other end is to show what a name of the program stands for."""
+        """Form in which the other end is to show what a name of the program stands for."""
         if isinstance(value, type):
             return {"raises": _base(value)} if issubclass(value, Exception) else "call"
         return "call" if callable(value) else "get"

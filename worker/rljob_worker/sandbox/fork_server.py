@@ -30,7 +30,7 @@ _COMMON = (
     "array", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
     "heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "typing",
 )  # fmt: skip
-"""What programs import."""
+"""Modules that programs import."""
 _MAX_REQUEST = 65536
 _MAX_DESCRIPTORS = 1024
 CHANNEL = 3

@@ -1,4 +1,4 @@
-"""What of a sandbox this kernel can give."""
+"""Parts of a sandbox that this kernel can give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_worker.errors import UserError
 
 
 def lacks(kernel: Kernel) -> list[str]:
-    """What a program could do although the sandbox is to prevent it, one sentence each."""
+    """Abilities that a program has although the sandbox is to prevent them, one sentence each."""
     found = []
     if kernel.landlock < landlock.FILES_SINCE:
         found.append(

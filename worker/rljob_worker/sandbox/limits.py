@@ -1,4 +1,4 @@
-"""What one program may use. The standard library alone."""
+"""Resources of one program. The standard library alone."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ class SandboxError(RuntimeError):
 
 
 class SandboxSetup(NamedTuple):
-    """Of `spec.sandbox`."""
+    """Settings of `spec.sandbox`."""
 
     memory: int
     """Bytes of a program."""
     seconds: float
-    """Of one test."""
+    """Seconds of one test."""
 
 
 class Limits(NamedTuple):
-    """Of one process, which has no others."""
+    """Limits of one process, which has no others."""
 
     memory: int
     """Bytes of its data; its address space has `BESIDE_MEMORY` more."""
     cpu_seconds: int
-    """Of all its threads."""
+    """CPU seconds of all its threads."""
     file_bytes: int = 2**24
     """Size of a file."""
     folder_bytes: int = 2**26
-    """Of all its files."""
+    """Bytes of all its files."""
     files: int = 1000
     """In its folder."""
     open_files: int = 64
     output_bytes: int = 2**20
-    """What it prints, and of one answer."""
+    """Bytes of its output, and of one answer."""
     starting_seconds: float = 20.0
     """Until it is confined, before which nothing of the program runs."""
 
@@ -62,10 +62,10 @@ class Limits(NamedTuple):
 
 
 def readable() -> list[str]:
-    """What a program may read beside its own folder: system libraries, the interpreter, and its packages."""
+    """Paths that a program may read beside its own folder: system libraries, the interpreter, and its packages."""
     return [*_SYSTEM, *_RANDOM, *dict.fromkeys(map(os.path.realpath, (sys.prefix, sys.base_prefix, sys.exec_prefix)))]
 
 
 def writable(folder: str) -> list[str]:
-    """What it may write."""
+    """Paths that it may write."""
     return [*_DEVICES, folder]

@@ -1,6 +1,6 @@
 """Values that cross from one process into another as plain data: nothing that has code of its own. Standard library.
 
-`pack` gives what JSON has; `unpack` gives built-in types alone, whoever wrote the JSON.
+`pack` gives what JSON has; `unpack` gives built-in types alone, from any JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unpack(packed: object, other: Callable[[str, Any], object] | None = None) ->
 
     Args:
         packed: of `json.loads`.
-        other: gives the value of what `pack` was told to pack in another way.
+        other: gives the value of what `pack` was made to pack in another way.
 
     Raises:
         ValueError: it was not made by `pack`.

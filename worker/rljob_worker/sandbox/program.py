@@ -1,4 +1,4 @@
-"""What a confined process runs: it is told over its channel, and answers there. The standard library alone.
+"""Program of a confined process: it gets its tasks over its channel, and answers there. The standard library alone.
 
 All of this runs in the same process as the program, which can change it at will: nothing here decides anything.
 """

@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.1
 _END_SECONDS = 20.0
 _ERROR_BYTES = 4096
 _ANSWER_BYTES = 4096
-"""Of a fork server."""
+"""Bytes of an answer of a fork server."""
 NOT_CONFINED = "the sandbox cannot confine a process: "
 
 
@@ -131,14 +131,14 @@ class Run:
         self._received = bytearray()
         self._look = 0.0
         self.lines: list[bytes] = []
-        """What came over its channel, but that it is confined."""
+        """Lines that came over its channel, but that it is confined."""
         self.printed = bytearray()
         self.printed_errors = bytearray()
         """The end of it."""
         self.over: str | None = None
         """The limit that it was over."""
         self.status: int | None = None
-        """How it ended, as waitpid(2) says it."""
+        """Its end, as waitpid(2) says it."""
         self.confined = False
         self.killed = False
         """Whether it had to be."""

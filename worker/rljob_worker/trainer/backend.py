@@ -1,4 +1,4 @@
-"""What the trainer asks of a training backend.
+"""Interface of a training backend to the trainer.
 
 `trainer.Trainer` keeps what all of them share: the plan of a step, its loss, going back when a step fails, the learning
 rate and what is reported. A backend has the model, its gradients and its optimizer.
@@ -97,18 +97,18 @@ class TrainerBackend(Protocol):
     pair_cost: float
     """Work of a token's look at one other, as a part of all else that a token costs (`models.cost`)."""
     segment_cost: float | None
-    """What one more sequence in a row costs beside its tokens, in those units; None where the model or its kernels take
+    """Cost of one more sequence in a row beside its tokens, in those units; None where the model or its kernels take
     no rows in which samples share a prompt."""
     sync_dtype: torch.dtype
     """Number format in which they get them."""
     groups: ProcessGroups
     """All that the rank is in."""
     memory: SleepingMemory | None
-    """Where the rank's tensors are and sleep; None where the memory saver is off."""
+    """Memory in which the rank's tensors are and sleep; None where the memory saver is off."""
     trained: list[Tensor]
-    """What an update changes of this rank's parameters, whole buffers where it has such."""
+    """Tensors of this rank's parameters that an update changes, whole buffers where it has such."""
     optimizer_state: list[Tensor]
-    """What the optimizer changes beside them."""
+    """Tensors that the optimizer changes beside them."""
     critic: CriticBackend | None
     """The model beside it that sleeps when this one does; None where the algorithm needs none."""
 

@@ -133,7 +133,7 @@ class PackedBatch:
         return np.where(self.responses[samples] > 0, found, self.inputs[samples])
 
     def groups(self, samples: IntArray) -> list[IntArray]:
-        """Those of `samples` whose prompts are equal, two or more of each; to the engine's experts as well."""
+        """Groups of `samples` whose prompts are equal, two or more of each; to the engine's experts as well."""
         found: dict[bytes, list[int]] = {}
         with_answers = samples[self.responses[samples] > 0]
         for sample, length in zip(with_answers.tolist(), self.prompts(with_answers).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Which training backend a job gets."""
+"""Choice of a job's training backend."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What a file must be, to be the one that was written."""
+    """Expected content of a file, to be the one that was written."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class CheckedFile:
 
 
 def damage(folder: str | Path, expected: CheckedFile) -> str:
-    """What is wrong with a file of a folder; empty when it is as it was written. Reads it whole.
+    """Damage of a file of a folder; empty when it is as it was written. Reads it whole.
 
     What is no regular file, or has another size, is not read.
 

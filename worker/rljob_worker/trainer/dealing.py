@@ -1,4 +1,4 @@
-"""Which samples each data-parallel rank computes, and which share a row: pure, the same on every rank.
+"""Samples of each data-parallel rank, and those that share a row: pure, the same on every rank.
 
 Ranks that exchange experts or gradients wait for one another, at each micro-batch or at the update. So what is made
 equal is work, not tokens: attention's part of it grows with the square of a sequence.
@@ -28,7 +28,7 @@ class Dealing:
     """By what samples are dealt out."""
 
     max_tokens: int
-    """Of a row, unless it is of one sample."""
+    """Most tokens of a row, unless it is of one sample."""
     parts: int = 1
     """Data-parallel ranks."""
     stages: int = 1
@@ -36,9 +36,9 @@ class Dealing:
     lockstep: bool = False
     """Whether ranks wait for one another at each row, as those that exchange experts do, not at the update alone."""
     pair_cost: float = 0.0
-    """What a token's look at one other costs, in units of all else that a token costs (`models.cost`)."""
+    """Cost of a token's look at one other, in units of all else that a token costs (`models.cost`)."""
     segment_cost: float | None = None
-    """What one more sequence of its own in a row costs beside its tokens, in the same units (`models.cost`); None:
+    """Cost of one more sequence of its own in a row beside its tokens, in the same units (`models.cost`); None:
     samples do not share prompts."""
 
     def may_share(self, prompt: int) -> bool:

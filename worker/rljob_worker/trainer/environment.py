@@ -1,4 +1,4 @@
-"""What a trainer process needs in its environment before Python starts."""
+"""Variables that a trainer process needs before Python starts."""
 
 from __future__ import annotations
 

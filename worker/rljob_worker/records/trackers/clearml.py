@@ -39,18 +39,18 @@ class ClearmlTracker:
         self.opened = Opened(continued or str(self._task.id), str(place))
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """As `Tracker`; a metric's first part is the plot, the rest the series in it."""
+        """Same as `Tracker`; a metric's first part is the plot, the rest the series in it."""
         for name, value in values.items():
             plot, _, series = name.partition("/")
             self._logger.report_scalar(plot, series or plot, value, step)
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         table = [columns(rows), *(list(row.values()) for row in rows)]
         self._logger.report_table("samples", "responses", iteration=step, table_plot=table)
 
     def finish(self, failed: bool) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         if failed:
             self._task.mark_failed(status_reason="the job failed")
         self._task.close()

@@ -42,7 +42,7 @@ _START = (
 
 @dataclass(slots=True)
 class Delivery:
-    """What became of the messages of one tracker: step records and sample tables."""
+    """Delivery of the messages of one tracker: step records and sample tables."""
 
     name: str
     offered: int = 0
@@ -71,9 +71,9 @@ class TrackerFeed:
     Args:
         run_folder: where its folder, its id and its log are.
         name: of the tracker.
-        opening: without id and folder, which the run folder knows.
+        opening: without id and folder, which the run folder has.
         seconds: how long the process may take to finish.
-        on_event: told where the run can be looked at.
+        on_event: gets the address of the run.
         python: interpreter that has the package.
     """
 

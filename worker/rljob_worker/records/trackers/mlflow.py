@@ -48,18 +48,18 @@ class MlflowTracker:
             self._client.log_batch(self._id, params=params[first : first + _AT_ONCE["params"]])
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         metrics = [Metric(name, value, int(time * 1000), step) for name, value in values.items()]
         for first in range(0, len(metrics), _AT_ONCE["metrics"]):
             self._client.log_batch(self._id, metrics=metrics[first : first + _AT_ONCE["metrics"]])
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As `Tracker`; in the form of pandas' `split`, which MLflow shows as a table."""
+        """Same as `Tracker`; in the form of pandas' `split`, which MLflow shows as a table."""
         table = {"columns": columns(rows), "data": [list(row.values()) for row in rows]}
         self._client.log_text(self._id, json.dumps(table), f"samples/step-{step:06d}.json")
 
     def finish(self, failed: bool) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 

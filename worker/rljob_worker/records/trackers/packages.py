@@ -1,4 +1,4 @@
-"""Where the packages of trackers are: beside vLLM and Megatron, or in an environment of their own inside this one."""
+"""Place of the packages of trackers: beside vLLM and Megatron, or in an environment of their own inside this one."""
 
 from __future__ import annotations
 

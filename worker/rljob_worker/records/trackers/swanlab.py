@@ -33,17 +33,17 @@ class SwanlabTracker:
         self.opened = Opened(run_id, opening.folder if opening.offline else str(self._run.url))
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._run.log(dict(values), step=step)
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         table = self._swanlab.echarts.Table()
         table.add(columns(rows), [[str(value) for value in row.values()] for row in rows])
         self._run.log({"samples": table}, step=step)
 
     def finish(self, failed: bool) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         if failed:
             self._run.finish(state="crashed", error="the job failed")
         else:

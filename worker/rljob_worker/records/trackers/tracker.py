@@ -1,4 +1,4 @@
-"""What a tracker is: the one interface behind which W&B, MLflow, ClearML, SwanLab and Trackio stand."""
+"""A tracker: the one interface behind which W&B, MLflow, ClearML, SwanLab and Trackio stand."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Row = Mapping[str, str | float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a tracker opens its run with."""
+    """Data with which a tracker opens its run."""
 
     project: str
     run: str
     """Name of the run, for people."""
     folder: str
-    """Where its package may write; there."""
+    """Folder on this machine that its package may write to."""
     id: str | None = None
-    """Of the run that an earlier attempt opened; None: there is none."""
+    """Id of the run that an earlier attempt opened; None: there is none."""
     workspace: str | None = None
     url: str | None = None
     offline: bool = False
@@ -28,12 +28,12 @@ class Opening:
     """The job, nested."""
 
     def to_line(self) -> str:
-        """As the tracker's process reads it."""
+        """Line that the tracker's process reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_line(cls, line: str) -> Opening:
-        """What `to_line` gave."""
+        """Opening from `to_line`."""
         return cls(**json.loads(line))
 
 
@@ -44,7 +44,7 @@ class Opened:
     id: str
     """With which a later attempt opens the same one."""
     place: str
-    """Where people look at it: an address, or a folder."""
+    """Place for people to look at it: an address, or a folder."""
 
 
 class Tracker(Protocol):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _CELL_CHARACTERS = 10_000
 _COLUMNS = ("prompt", "label", "response", "reward", "finish_reason", "response_tokens")
-"""Of a sample's trajectory; the reward's parts are behind them."""
+"""Columns of a sample's trajectory; the reward's parts are behind them."""
 
 
 class Trackers:
@@ -31,7 +31,7 @@ class Trackers:
         run_folder: of the run.
         spec: the job.
         run: name of the run where a tracker has none.
-        on_event: told where each run can be looked at.
+        on_event: gets the address of each run.
         python: interpreter that has the packages; None: the one of `python_with`.
     """
 

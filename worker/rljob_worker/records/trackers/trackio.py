@@ -37,16 +37,16 @@ class TrackioTracker:
         self.opened = Opened(str(self._run.name), opening.url or opening.folder)
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._run.log(dict(values), step=step)
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         table = self._trackio.Table(columns=columns(rows), data=[list(row.values()) for row in rows])
         self._run.log({"samples": table}, step=step)
 
     def finish(self, failed: bool) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._run.finish()
         # What a server did not take is put aside with nothing but a warning.
         waiting = self._trackio.SQLiteStorage.get_pending_logs(self._project)

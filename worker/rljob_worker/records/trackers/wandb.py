@@ -41,16 +41,16 @@ class WandbTracker:
         self.opened = Opened(run_id, self._run.dir if opening.offline else str(self._run.url))
 
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._run.log({**values, "step": step})
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         table = wandb.Table(columns=columns(rows), data=[list(row.values()) for row in rows])
         self._run.log({"samples": table, "step": step})
 
     def finish(self, failed: bool) -> None:
-        """As `Tracker`."""
+        """Same as `Tracker`."""
         self._run.finish(exit_code=1 if failed else 0)
 
 

@@ -245,7 +245,7 @@ def _variables(relation: Relation) -> set[str]:
 
 
 def _difference(relation: Relation) -> tuple[Node, str] | None:
-    """Of left and right side, with `<` or `\\le` as the sign of an inequality."""
+    """Difference of left and right side, with `<` or `\le` as the sign of an inequality."""
     left, right = relation.sides
     sign = relation.signs[0]
     if sign in (">", r"\ge"):
@@ -321,7 +321,7 @@ def _interval(answer: Ordered, budget: Budget) -> list[Interval] | None:
 
 
 def _solutions(relation: Relation, budget: Budget) -> list[Interval] | None:
-    """Of inequalities between one variable and numbers."""
+    """Solutions of inequalities between one variable and numbers."""
     names = [side.name for side in relation.sides if side.kind == "symbol"]
     if len(names) != 1 or sum(bool(side.symbols()) for side in relation.sides) != 1:
         return None

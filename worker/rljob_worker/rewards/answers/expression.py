@@ -24,7 +24,7 @@ class Node:
     number: Fraction = Fraction(0)
     name: str = ""
     decimals: int | None = None
-    """Of a number written with a point: its digits behind it."""
+    """Digits behind the point of a number that is written with one."""
 
     def symbols(self) -> set[str]:
         """Names of the variables."""
@@ -258,7 +258,7 @@ class _Parser:
         return node
 
     def _argument(self) -> Node:
-        """Of a command: a group in braces, or one character."""
+        """Argument of a command: a group in braces, or one character."""
         if self._is("{"):
             return self._group("{", "}")
         token = self._take()

@@ -91,7 +91,7 @@ def final_answer(response: str) -> str | None:
 
 
 def _after_thinking(text: str) -> str | None:
-    """What follows the thinking; None where that never ends."""
+    """Text after the thinking; None where that never ends."""
     _, closed, rest = text.rpartition("</think>")
     if "<think>" in rest:
         return None
@@ -186,7 +186,7 @@ def _of_line(line: str) -> str:
 
 
 def _of_phrase(text: str) -> str:
-    """What stands between answer tags: the answer alone, or a phrase around it."""
+    """Answer between answer tags: the answer alone, or a phrase around it."""
     words = _last_in_words(text, 0)
     if words is not None:
         return words
@@ -197,7 +197,8 @@ def _of_phrase(text: str) -> str:
 
 
 def _conclusion(text: str) -> str | None:
-    """Of a response that marks no answer: its whole text where that is short, or how its last sentence ends."""
+    """Conclusion of a response that marks no answer: its whole text where that is short, or the end of its last
+    sentence."""
     text = text.strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1].endswith(("?", "？")):
@@ -212,7 +213,7 @@ def _conclusion(text: str) -> str | None:
 
 
 def _end_of_sentence(text: str) -> str | None:
-    """What the last sentence concludes with: a formula, or a number after a word such as "is"."""
+    """Conclusion of the last sentence: a formula, or a number after a word such as "is"."""
     last = _last_sentence(text)
     if _DOUBTS.search(_MATH.sub("", last)):
         return None

@@ -10,7 +10,7 @@ from rljob_worker.rewards.answers.units import Unit
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What is no mathematics, or none that is read."""
+    """Text that is no mathematics, or none that is read."""
 
     text: str
 

@@ -101,7 +101,7 @@ def value(text: str, depth: int = 0) -> Value | None:
 
 
 def _scaled(head: str, word: str, unit: str, depth: int) -> Value | None:
-    """Of `7 million`, with or without a unit."""
+    """Value of `7 million`, with or without a unit."""
     inner, behind = value(head, depth + 1), read_unit(unit, quantity_words=True)
     if inner is None or inner.unit is not None or behind is None:
         return None

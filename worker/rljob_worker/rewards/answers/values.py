@@ -25,9 +25,9 @@ INFINITY = _CONTEXT.inf
 _POINTS = 7
 _ENOUGH_POINTS = 3
 _MAX_BITS = 1 << 17
-"""Of a number that is kept exactly."""
+"""Most bits of a number that is kept exactly."""
 _MAX_MAGNITUDE = 1 << 20
-"""Of a power's binary exponent."""
+"""Largest binary exponent of a power."""
 _MAX_ARGUMENT = 1 << 10
 """Binary exponent of what functions take."""
 _MAX_FACTORIAL = 2100

@@ -74,7 +74,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What becomes of groups.
+    """Fate of groups.
 
     Attributes:
         filtered: ready groups that are not trained on, ever.
@@ -94,7 +94,7 @@ class Selection:
 
 
 class Policy(ABC):
-    """What all policies have in common.
+    """Common parts of all policies.
 
     Args:
         spec: the job.
@@ -128,11 +128,11 @@ class Policy(ABC):
 
     @abstractmethod
     def room(self, step: Step, groups: Sequence[Group]) -> int:
-        """How many groups begin now; what is below 0 counts as 0."""
+        """Number of groups that begin now; what is below 0 counts as 0."""
 
     @abstractmethod
     def assign(self, step: Step, groups: Sequence[Group], fleet: Fleet) -> Assignment:
-        """Which engine generates which groups, of those that are not complete.
+        """Assignment of groups that are not complete to engines.
 
         Raises:
             JobError: a group cannot be trained on in time.
@@ -140,7 +140,7 @@ class Policy(ABC):
 
     @abstractmethod
     def select(self, step: Step, groups: Sequence[Group]) -> Selection:
-        """What the step trains on of the groups that are ready, where they are enough."""
+        """Groups that the step trains on, of those that are ready, where they are enough."""
 
     def unasked(self, groups: Sequence[Group]) -> list[Group]:
         """Ready groups that the filter does not take, and of which the job's function has not said anything."""

@@ -32,7 +32,7 @@ class OverlappedPolicy(Policy):
         self._limit = derived.on_limit(spec)
 
     def begin(self, step: Step, groups: Sequence[Group]) -> Beginning:
-        """What no step can train on any more is sampled again."""
+        """Sample again the groups that no step can train on any more."""
         version = step.weight_version
         groups = [one.at(version) for one in groups]
         late = expired(groups, version, self._max_staleness, self._limit)
@@ -42,13 +42,13 @@ class OverlappedPolicy(Policy):
         return Beginning(open_groups, discarded=late, oldest_trained=oldest)
 
     def seed(self, step: Step, ordinal: int) -> int:
-        """Those of a run whose steps draw their own prompts, so that staleness 0 has its bits."""
+        """Seeds of a run whose steps draw their own prompts, so that staleness 0 has its bits."""
         del step
         of_step, place = divmod(ordinal, self._wanted)
         return request_seed(self._spec.seed, of_step + 1, place, 0)
 
     def room(self, step: Step, groups: Sequence[Group]) -> int:
-        """As far ahead as the bound allows."""
+        """Room as far ahead as the bound allows."""
         left = self._spec.steps - step.number + 1
         return room(len(groups), self._wanted, left, self._max_staleness, self._staleness.in_flight)
 

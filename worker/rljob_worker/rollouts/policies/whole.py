@@ -46,7 +46,7 @@ class WholePolicy(Policy):
         return Beginning(groups)
 
     def room(self, step: Step, groups: Sequence[Group]) -> int:
-        """As many as are missing, times the factor of over-sampling."""
+        """Number of missing groups, times the factor of over-sampling."""
         del groups
         wanted = derived.prompts_of_round(self._wanted - step.passed, self._factor)
         return min(wanted, self._most_prompts - step.drawn + step.given_back)

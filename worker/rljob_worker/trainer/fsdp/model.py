@@ -71,8 +71,8 @@ class ShardedModel:
     def passing(self) -> Iterator[None]:
         """Around passes: nothing is gathered afterwards.
 
-        After one without gradients the root stays gathered, and whoever then wrote other values into the shards would
-        compute with the old ones.
+        After one without gradients the root stays gathered, and other values that are then written into the shards
+        would not be computed with.
         """
         try:
             yield

@@ -13,7 +13,7 @@ from rljob_api.spec import OptimizerSpec
 from rljob_worker.memory.sleeping import Region
 
 BUCKET_ELEMENTS = 2**24
-"""Of the state that is brought to the device at a time, where it is kept on the host."""
+"""Elements of the state that are brought to the device at a time, where it is kept on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ class _Bucket:
 
     names: list[str]
     span: slice
-    """Of the flat tensors."""
+    """Span of the flat tensors."""
     places: slice
-    """Of the steps."""
+    """Places of the steps."""
 
 
 def _buckets(rows: Mapping[str, Tensor]) -> Iterator[_Bucket]:

@@ -1,4 +1,4 @@
-"""Where ranks that divide parameters row by row have the parts of Hugging Face tensors."""
+"""Parts of Hugging Face tensors on ranks that divide parameters row by row."""
 
 from __future__ import annotations
 

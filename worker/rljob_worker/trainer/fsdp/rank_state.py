@@ -220,7 +220,7 @@ def _checked_files(model: HfModel, views: list[CheckpointView], folder: Path) ->
 
 
 def _mesh(groups: ProcessGroups, layout: ParallelLayout, device: str) -> DeviceMesh:
-    """Of groups that can be given up while the rank sleeps; over the world's own, FSDP would keep the old one."""
+    """Mesh of groups that can be given up while the rank sleeps; over the world's own, FSDP would keep the old one."""
     ranks = torch.arange(layout.world_size).view(-1, layout.shards)
     with groups.recording():
         # All ranks make all groups, in the same order.

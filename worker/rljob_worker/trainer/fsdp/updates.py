@@ -22,7 +22,7 @@ class Passes:
     """Forward and forward-backward passes of the model over micro-batches.
 
     Ranks that divide a copy depend on one another in each micro-batch; copies do so in backward passes alone, where
-    gradients are added up over them. Who leads a stop follows from that.
+    gradients are added up over them. The leader of a stop follows from that.
     """
 
     def __init__(self, model: ShardedModel, layout: ParallelLayout, stop: StopAgreement, device: torch.device) -> None:
@@ -43,7 +43,8 @@ class Passes:
     def gradients(
         self, micro_batches: Sequence[MicroBatch], compute: Compute
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """As `without_gradients`, and this rank's rows of the gradients of the summed losses, summed over the ranks."""
+        """Same as `without_gradients`, and this rank's rows of the gradients of the summed losses, summed over the
+        ranks."""
         results = []
         self._model.drop_gradients()
         self._stop.begin_pass(0)
@@ -86,7 +87,8 @@ class Updater:
         return UpdateResult(metrics, norm, None)
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """Of all gradients, equal to the bit on all ranks: float64 squares are added up in the order of the ranks."""
+        """Norm of all gradients, equal to the bit on all ranks: float64 squares are added up in the order of the
+        ranks."""
         norms = torch._foreach_norm([tensor for tensor in gradients.values() if tensor.numel()])
         squares = torch.stack(norms).cpu().double().square().sum().view(1)
         if self._layout.rank >= self._layout.shards:

@@ -58,7 +58,7 @@ class ExpertReplay:
             waiting.clear()
 
     def use(self, micro_batch: MicroBatch) -> None:
-        """What is computed next; without experts, the routers choose.
+        """Set the next micro-batch to compute; without experts, the routers choose.
 
         With sequence parallelism each tensor-parallel rank has its share of the positions, whose number is a multiple
         of the ranks'.
@@ -85,7 +85,8 @@ class ExpertReplay:
 
     def counts(self) -> Tensor:
         """[2] int64, of the last learning pass, on the host: how often this rank's routers alone would have chosen
-        other experts than the engine, and how often they were told, over layers and tokens that predict a response's.
+        other experts than the engine, and how often their choice was given, over layers and tokens that predict a
+        response's.
         """
         return self._counts.cpu()
 

@@ -46,7 +46,7 @@ def build_gpt_model(
         ep: expert parallel size; experts that are not dealt out are cut over the tensor-parallel ranks.
         dtype: of parameters and activations, bfloat16 or float32.
         recompute: `None`, `Full` (whole layers) or `Selective` (MLPs), the API's names.
-        router_replay: whether routers can be told which experts to take.
+        router_replay: whether routers can be given the experts to take.
         device: kind of device, whose `install` has run.
 
     Raises:

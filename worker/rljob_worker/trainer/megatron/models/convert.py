@@ -41,11 +41,11 @@ _REPLICATED = {
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """How one HF tensor lies inside one Megatron parameter."""
+    """Place of one HF tensor inside one Megatron parameter."""
 
     hf_name: str
     part: Part
-    """As the parameter has it: cut also where it is all of the tensor."""
+    """Part as the parameter has it: cut also where it is all of the tensor."""
     select: Callable[[torch.Tensor], torch.Tensor]
     """Parameter -> view; reshaped to the shard's shape it is in HF layout."""
     primary: bool

@@ -47,7 +47,7 @@ class GatedDeltaNetSubmodules:
 
 
 def gated_delta_net_spec(sizes: LinearAttention) -> ModuleSpec:
-    """What takes the place of a layer's self-attention."""
+    """Replacement of a layer's self-attention."""
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -186,7 +186,7 @@ class GatedDeltaNet(torch.nn.Module):
         return heads.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, dim=2)
 
     def _norm(self, context: Tensor) -> Tensor:
-        """Of each head; all ranks have the same weight, so its gradient is the sum of theirs."""
+        """Norm of each head; all ranks have the same weight, so its gradient is the sum of theirs."""
         from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 
         weight = copy_to_tensor_model_parallel_region(self.out_norm.weight, group=self.tp_group)
