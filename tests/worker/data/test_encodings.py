@@ -56,6 +56,16 @@ def test_a_mark_before_utf_8_and_line_ends_of_windows_are_no_matter(tmp_path: Pa
     assert loaded.row_hashes()[0] == loaded.row_hashes()[1]
 
 
+def test_a_first_row_of_any_length_is_one(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "' + "a" * 2**21 + '", "label": "1"}\n' + ROW)
+    source = DataSource(path=str(tmp_path / "x.jsonl"))
+    check_head(source, "spec.data")
+    assert len(load_source(source, "spec.data").rows) == 2
+    (tmp_path / "x.jsonl").write_text('{"prompt": "' + "a" * 2**21 + "\n" + ROW)
+    with pytest.raises(UserError, match="line 1: not valid JSON"):
+        check_head(source, "spec.data")
+
+
 def test_a_parquet_name_on_something_else(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(gzip.compress(b"x"))
     with pytest.raises(UserError, match="it is compressed by gzip; a Parquet file is needed"):

@@ -164,6 +164,9 @@ def _check_first_line(head: bytes, path: Path, source: DataSource, field: str) -
     if len(head) == _HEAD_BYTES:
         # Its last line may go on behind what was read.
         lines.pop()
+        if not any(line.strip() for line in lines):
+            # Its first row is longer than that, and is looked at with the others.
+            return
     first = next((number for number, line in enumerate(lines, start=1) if line.strip()), 0)
     _read_jsonl(b"\n".join(lines[:first]) or head[:4], path, source, field)
 
