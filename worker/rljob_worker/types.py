@@ -42,14 +42,14 @@ class Prompt:
     """Place in the manifest of the source whose environment answers the policy; None: it answers once. With seeds, text
     and tokens are empty then: what the environment says first is the prompt. With tools they are the row's."""
     seed: int = 0
-    """Of the environment's reset."""
+    """Seed of the environment's reset."""
     options: Mapping[str, object] = field(default_factory=dict, hash=False, repr=False, compare=False)
-    """Of the environment's reset."""
+    """Options of the environment's reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an engine samples, and which transform the trainer applies to its logits."""
+    """Sampling of an engine, and the transform that the trainer applies to its logits."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -68,7 +68,7 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     seed: int
     sampled_token_ids: tuple[int, ...] = ()
-    """What was sampled of it before, wherever that was; what is generated follows it."""
+    """Tokens sampled of it before, wherever that was; the generated ones follow them."""
     group: int = 0
     """The prompt that it is a sample of; asked for where a generation is cut by groups."""
     max_tokens: int | None = None
@@ -115,7 +115,7 @@ class Generation:
     stop_text: str | None = None
     """The stop string that ended it, if any."""
     experts: ExpertArray | None = None
-    """Of all tokens but the last, those of the prompt included; None where the engine does not tell them."""
+    """Experts of all tokens but the last, those of the prompt included; None where the engine does not report them."""
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[object, ...]]:
         """Pickle by the bytes of the arrays: a rollout has hundreds, and an array takes as long as all else."""
@@ -137,7 +137,7 @@ class RewardResult:
 
     score: float
     parts: dict[str, float] = field(default_factory=dict)
-    """What a reward function reported beside the score, or each part's own score by its name."""
+    """Values that a reward function reported beside the score, or each part's own score by its name."""
     error: str | None = None
     """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
     absent: bool = False
@@ -206,7 +206,7 @@ class TrainBatch:
 
 @dataclass(slots=True)
 class StepMetrics:
-    """What a trainer reports of one step; scalars are already reduced over all ranks."""
+    """Report of a trainer on one step; scalars are already reduced over all ranks."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     applied: bool = True
@@ -215,7 +215,7 @@ class StepMetrics:
 
 
 class EngineReport(TypedDict):
-    """What an engine did in a weight sync; `seconds` in all, and of those its parts."""
+    """Report of an engine on a weight sync; `seconds` in all, and of those its parts."""
 
     version: int
     bytes: int
@@ -230,21 +230,21 @@ class EngineReport(TypedDict):
     land_seconds: float
     """Copies with their checksums."""
     repack_seconds: float
-    """What vLLM packs."""
+    """Seconds in which vLLM packs."""
     finish_seconds: float
     rpc_seconds: float
     """The way to the workers."""
 
 
 class TrainerReport(TypedDict):
-    """What a trainer did in a weight sync; `seconds` in all, and of those its parts where it sends something."""
+    """Report of a trainer on a weight sync; `seconds` in all, and of those its parts where it sends something."""
 
     version: int
     bytes: int
     tensors: int
     pieces: int
     staging_bytes: int
-    """Of the slots that it owns."""
+    """Bytes of the slots that it owns."""
     seconds: float
     read_seconds: NotRequired[float]
     fill_seconds: NotRequired[float]

@@ -12,7 +12,7 @@ from rljob_api.safe_text import visible_line
 
 T = TypeVar("T")
 QUIET_SECONDS = 3.0
-"""How long a wait may be without a word."""
+"""Seconds that a wait may be without a word."""
 
 
 @contextmanager

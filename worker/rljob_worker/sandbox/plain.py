@@ -51,7 +51,7 @@ def pack(value: object, other: Callable[[object], object] | None = None) -> obje
 
 
 def unpack(packed: object, other: Callable[[str, Any], object] | None = None) -> Any:
-    """What was packed.
+    """The value that was packed.
 
     Args:
         packed: of `json.loads`.

@@ -1,4 +1,4 @@
-"""Where values that are not finite came from, for the error that names them."""
+"""Sources of values that are not finite, for the error that names them."""
 
 from __future__ import annotations
 

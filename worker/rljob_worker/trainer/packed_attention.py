@@ -17,7 +17,7 @@ class Run:
     """Sequences of one length that lie side by side in a row: a rectangle, which a kernel takes at once."""
 
     start: int
-    """Where in the row the first one begins."""
+    """Place in the row where the first one begins."""
     count: int
     length: int
 

@@ -6,8 +6,8 @@ each. It goes only when the group is destroyed. So a rank can leave all of its g
     LIVE -> release() -> RELEASED -> rebuild() -> LIVE
 
 Released, there is a world over gloo alone, and stand-ins are wherever the groups were: nothing keeps a communicator
-alive, and whoever uses one is told. Groups are destroyed all at once, in torch's own order, which is the same on
-all ranks: one after the other they would deadlock where ranks are in different ones (pipeline parallelism). Each
+alive, and each use of one raises an error. Groups are destroyed all at once, in torch's own order, which is the same
+on all ranks: one after the other they would deadlock where ranks are in different ones (pipeline parallelism). Each
 generation of groups has a key-value store of its own, whose memory goes with it. Waits have a deadline, and an error
 names the ranks that did not come. (Gloo tries five times as long to reach a rank that dies while they connect.)
 """
@@ -52,7 +52,7 @@ def _stand_in(group: object, _make: MakeGroup) -> ReleasedGroup | None:
 
 
 class GroupsState(StrEnum):
-    """What a rank's process groups are."""
+    """State of a rank's process groups."""
 
     LIVE = "LIVE"
     RELEASED = "RELEASED"
@@ -92,7 +92,7 @@ class ProcessGroups:
         self._store = self._rendezvous.store
         self._generation = 0
         self._made: list[tuple[MakeGroup, object]] = []
-        """What makes each group, in order, and what came of it here; None where this rank is not a member."""
+        """Functions that make the groups, in order, and their results here; None where this rank is not a member."""
         self._join(backend)
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""What training backends share: a rank's memory and communicators, given away and taken back, and its reference."""
+"""Shared parts of training backends: a rank's memory and communicators, given away and taken back, and its
+reference."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from rljob_worker.trainer.snapshots import Reference
 
 @dataclass(frozen=True, slots=True)
 class MemoryMove:
-    """What going to sleep or waking up did."""
+    """Report on going to sleep or waking up."""
 
     transition: Transition | None
     """None where the memory saver is off."""
@@ -31,12 +32,12 @@ class MemoryMove:
 
 @dataclass(slots=True)
 class Rounding:
-    """What a hand-over of merged adapters lost, in sums over the parts that this rank handed over."""
+    """Loss of a hand-over of merged adapters, in sums over the parts that this rank handed over."""
 
     change: float = 0.0
-    """Of |scale B A|."""
+    """Sum of |scale B A|."""
     lost: float = 0.0
-    """Of its distance from the change of the rounded weights."""
+    """Sum of its distance from the change of the rounded weights."""
 
 
 class RankBackend:

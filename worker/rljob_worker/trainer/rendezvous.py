@@ -1,7 +1,7 @@
-"""Where the ranks of a job meet: key-value stores that nobody else can write.
+"""Meeting places of the ranks of a job: key-value stores that nobody else can write.
 
-Whoever writes a store that process groups are made over can take a rank's place. So ranks of one node meet in files of
-a folder that belongs to the job's user alone. Ranks of several nodes need a TCP store, which asks nobody who they are:
+A writer of a store that process groups are made over can take a rank's place. So ranks of one node meet in files of
+a folder that belongs to the job's user alone. Ranks of several nodes need a TCP store, which authenticates nobody:
 it listens on the node's own address only (torch's default is every address of the machine), and what is decided over
 it carries a code of the job's secret.
 """
@@ -36,7 +36,7 @@ class Rendezvous(Protocol):
 
 
 def rendezvous(init_method: str, rank: int, timeout: timedelta) -> Rendezvous:
-    """Where an init method leads.
+    """Rendezvous of an init method.
 
     Args:
         init_method: `file:///path` in a folder that nobody else can enter, or `tcp://host:port`, where rank 0 listens.
@@ -99,7 +99,7 @@ class _OverTcp:
 
 
 class Notices:
-    """Small messages in a store that only those who know the job's secret can write; others' count as not there."""
+    """Small messages in a store that only holders of the job's secret can write; others' count as not there."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()

@@ -1,4 +1,4 @@
-"""What a trainer tells the driver about itself."""
+"""Reports of a trainer to the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TrainerStarted:
     device: str
     """Identity of its device on its node."""
     coordinates: dict[str, int]
-    """Where it stands in the parallel layout."""
+    """Coordinates in the parallel layout."""
     parameters: int
     """Elements of its shard of the model."""
     seconds: float
@@ -25,7 +25,7 @@ class TrainerStarted:
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """What going to sleep or waking up did to a trainer's memory."""
+    """Changes of a trainer's memory by going to sleep or waking up."""
 
     transition: Transition | None
     """None where the memory saver is off."""

@@ -40,12 +40,12 @@ def folder_of(backend: TrainingBackend) -> str:
 
 
 class SavedFormat(Protocol):
-    """Where the states that a backend saved have the parts of Hugging Face tensors."""
+    """Parts of Hugging Face tensors in the states that a backend saved."""
 
     manifest: Manifest
     """Tensors of a whole checkpoint, without those that are not trained."""
     untrained: tuple[str, ...]
-    """How the names of those begin."""
+    """Prefixes of their names."""
     lora: LoraSpec | None
     """The adapters that are all that the manifest has; None: it has the model."""
 
@@ -89,7 +89,7 @@ def state_metadata(
     precision: str,
     adapters: Mapping[str, Json] = MappingProxyType({}),
 ) -> dict[str, Json]:
-    """What every rank's file says of itself; with adapters, what they are and what weights they belong to."""
+    """Header of every rank's file; with adapters, their settings and the weights that they belong to."""
     return {
         "format": FORMAT,
         "backend": backend.value,
@@ -179,7 +179,7 @@ def open_rank_file(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a part of a Hugging Face tensor was saved."""
+    """Source of a part of a Hugging Face tensor in what was saved."""
 
     place: TensorSlice
     rank: int
@@ -187,7 +187,7 @@ class _Source:
 
 
 class SavedState:
-    """What all ranks saved, for a rank of any backend and layout; reads what it is asked for.
+    """States that all ranks saved, for a rank of any backend and layout; reads only the parts that it is asked for.
 
     Args:
         folder: a checkpoint.
@@ -227,7 +227,7 @@ class SavedState:
             piece.write(self._part(kind, piece))
 
     def updates_of(self, parameter: str, pieces: Sequence[TensorSlice]) -> float:
-        """How often the optimizer updated a parameter of the rank that asks, given its pieces."""
+        """Number of the optimizer's updates of a parameter of the rank that asks, given its pieces."""
         counts = {
             float(reader.read(name))
             for piece in pieces

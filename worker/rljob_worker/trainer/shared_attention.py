@@ -20,7 +20,7 @@ from rljob_worker.trainer.packed_attention import Run, flash, flash_backward, ru
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one call of the kernel computes."""
+    """Work of one call of the kernel."""
 
     queries: Run
     keys: Run

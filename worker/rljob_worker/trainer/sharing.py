@@ -1,4 +1,4 @@
-"""Which samples of a prompt compute it once, and what a row of them looks like: pure, the same on every rank."""
+"""Samples that compute their prompt once, and the layout of a row of them: pure, the same on every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SharedRow = tuple[IntArray, IntArray | None]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What is known of an update's N samples."""
+    """Facts about an update's N samples."""
 
     lengths: IntArray
     """[N], tokens of each that are computed."""
@@ -112,7 +112,7 @@ def _unit(update: Prompts, dealing: Dealing, samples: IntArray) -> _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where what a row is of comes from."""
+    """Sources of the parts of a row."""
 
     samples: IntArray
     """[s], in whose stream each segment is."""
@@ -130,7 +130,7 @@ class Segments:
     """[b], where in the row the prompt of a sample begins that shares it; any of others."""
 
     def rows(self, sample: IntArray, places: IntArray) -> IntArray:
-        """Where in the row the tokens at `places` [n] of the streams of samples [n], counted by their order, are."""
+        """Places in the row of the tokens at `places` [n] of the streams of samples [n], counted by their order."""
         own = places - self.own_places[sample]
         return np.where(own >= 0, self.own[sample] + own, self.prompt[sample] + places)
 

@@ -289,11 +289,11 @@ class Trainer:
         """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.
 
         Args:
-            version: what the weights are to be called.
+            version: number of the weights.
             seconds: deadline from now.
 
         Raises:
-            WeightSyncError: it failed on some side; names who, the version and the bucket.
+            WeightSyncError: it failed on some side; names the party, the version and the bucket.
         """
         with self._computing("send_weights"):
             return self._weight_sender.send(version, seconds)
@@ -315,7 +315,7 @@ class Trainer:
             self._device.empty_host_cache()
 
     def damage(self, folder: str, files: Sequence[CheckedFile]) -> str:
-        """What is wrong with this rank's share of a checkpoint's files; empty when nothing is."""
+        """Damage of this rank's share of a checkpoint's files; empty when there is none."""
         found = (damage(folder, file) for file in files[self._rank :: self._world_size])
         return "; ".join(filter(None, found))
 

@@ -39,7 +39,7 @@ class WeightSender:
         """Hand the weights to this host's engines, or to all, under a version within so many seconds; collective.
 
         Raises:
-            WeightSyncError: it failed on some side; names who, the version and the bucket.
+            WeightSyncError: it failed on some side; names the party, the version and the bucket.
         """
         if self._sync is None:
             if self._route is None:
@@ -63,7 +63,7 @@ class WeightSender:
 
 
 def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, route: Route) -> WeightSyncTrainer:
-    """Agree with the ranks that hold whole models together who sends what, and make this rank's side of the sync.
+    """Agree with the ranks of a whole model on the parts that each sends, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Nodes hold whole copies of the model, each for itself or several between them, and
     a node's trainers send to its engines. Over the network those of the first copies send to all engines.

@@ -1,4 +1,4 @@
-"""Megatron's routers that are told which experts to take."""
+"""Megatron's routers with given experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RouterReplay(Protocol):
     """Megatron's, of one router."""
 
     target_topk_idx: Tensor | None
-    """[T, experts of a token] int64: what it is told."""
+    """[T, experts of a token] int64: the given experts."""
 
     def set_router_replay_action(self, router_replay_action: object) -> None:
         """Have it do something in place of choosing."""
@@ -40,7 +40,7 @@ class RouterReplay(Protocol):
 
 
 def watch_choices(replay: RouterReplay, watcher: Callable[[Callable[[], Tensor], Tensor], None]) -> None:
-    """Have the experts that a router would choose told beside those that it is told to take, whenever it is.
+    """Report the experts that a router would choose beside those that it is given, whenever it is given any.
 
     Args:
         replay: of the router.

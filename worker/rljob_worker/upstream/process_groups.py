@@ -16,7 +16,7 @@ from rljob_worker.upstream.references import References
 MakeGroup = Callable[[], object]
 """A call of `torch.distributed.new_group` with its arguments."""
 Made = Callable[[MakeGroup, ProcessGroup | None], None]
-"""Told of a group: what makes it, and what came of it here; None where this rank is not a member."""
+"""Called for a group with its maker, and with the group made here; None where this rank is not a member."""
 
 
 @contextmanager

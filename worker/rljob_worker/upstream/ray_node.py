@@ -137,8 +137,8 @@ def _start_nothing(node: object, **arguments: object) -> None:
 def session_of_its_own() -> Iterator[None]:
     """Inside, Ray's processes are started in sessions of their own, as they end with the driver anyway.
 
-    Who stops a job by a signal to its process group (`timeout`, `kill -- -GROUP`) means the driver, which then saves:
-    Ray blocks SIGINT in its processes, and would end with any other.
+    A signal to a job's process group (`timeout`, `kill -- -GROUP`) is meant for the driver, which then saves: Ray
+    blocks SIGINT in its processes, and would end with any other.
     """
     from ray._private import services
 
@@ -152,9 +152,9 @@ def session_of_its_own() -> Iterator[None]:
 
 @contextmanager
 def slow_start(started: Started | None = None) -> Iterator[None]:
-    """Inside, a node that starts has 120 seconds until Ray's GCS knows it, and is seen as soon as that does.
+    """Inside, a node that starts has 120 seconds until Ray's GCS has it, and is seen as soon as that does.
 
-    Ray's own 30 seconds are no setting; and whoever asks it too early is answered two seconds later.
+    Ray's own 30 seconds are no setting; and a request that comes too early is answered two seconds later.
 
     Args:
         started: Ray's processes; a node of which one ended is not waited for.

@@ -74,7 +74,7 @@ class References:
         return places
 
     def _replace(self, pairs: list[Pair], holders: list[Pair]) -> int:
-        """Replace in holders, each given with what the collector knows that leads to it."""
+        """Replace in holders, each given with a tracked object that leads to it."""
         new = {id(old): replacement for old, replacement in pairs}
         ours = {id(pairs), *map(id, pairs)}
         holders[:] = [(h, known) for h, known in holders if id(h) not in ours and not isinstance(h, types.FrameType)]
@@ -175,9 +175,9 @@ def _module_of(holder: object) -> str:
 
 
 def _unknown_holders(wanted: set[int]) -> list[Pair]:
-    """Dictionaries and tuples that the collector does not know and that hold a wanted object; reads the whole heap.
+    """Dictionaries and tuples that the collector does not track and that hold a wanted object; reads the whole heap.
 
-    Each comes with an object that the collector knows and that leads to it.
+    Each comes with an object that the collector tracks and that leads to it.
     """
     seen: set[int] = set()
     holders: list[Pair] = []

@@ -27,7 +27,7 @@ ROOT = 0
 _LOOK_SECONDS = 0.0002
 _ENDED_SECONDS = 0.05
 _PATIENCE = 1.0
-"""Seconds after the deadline in which the group's own library may say who did not come."""
+"""Seconds after the deadline in which the group's own library may name the missing members."""
 
 
 class Broadcast:
@@ -117,7 +117,7 @@ class Broadcast:
 def _unless_ended(
     make: Callable[[], Broadcast], store: dist.Store, version: int, deadline: float, late: str
 ) -> Broadcast:
-    """What `make` makes, in a thread that is left alone when the sync ends: nothing wakes who waits for a dead one.
+    """Object from `make`, made in a thread that is left alone when the sync ends: nothing wakes a wait for a dead peer.
 
     Raises:
         WeightSyncError: `late`, and why.

@@ -58,7 +58,7 @@ class DeviceIpc:
         return cls(device, memory, owner=False)
 
     def handles(self) -> list[str]:
-        """What `open` needs, as text."""
+        """Handles that `open` takes, as text."""
         return [self._device.share(tensor).hex() for tensor in self._memory]
 
     def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -121,7 +121,7 @@ class _DeviceDigest:
             self._sum.add(move.summed)
 
     def begun(self) -> Checksum:
-        """The device has been told to compute it."""
+        """The device has begun to compute it."""
         return self._sum.begin()
 
 
@@ -190,7 +190,7 @@ class Exchange:
             raise WeightSyncError("; ".join(others))
 
     def broadcast(self, bucket: Bucket, slots: Slots, dtype: torch.dtype) -> None:
-        """Bring each piece of a bucket, of all ranks' plan, from the slot of who wrote it into those it is not in."""
+        """Bring each piece of a bucket, of all ranks' plan, from its writer's slot into those it is not in."""
         if self._alone:
             return
         rank = dist.get_rank()

@@ -44,7 +44,7 @@ class Land(Protocol):
     """Runs a method of the worker extension in all workers of an engine."""
 
     def __call__(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
-        """What each worker answers within so many seconds."""
+        """Answers of each worker within so many seconds."""
         ...
 
 
@@ -96,7 +96,7 @@ class WeightSyncEngine:
 
         Raises:
             ValueError: the version is not greater than the one before.
-            WeightSyncError: what went wrong on this or another side, naming who, the version, bucket and tensor.
+            WeightSyncError: what went wrong on this or another side, naming the party, the version, bucket and tensor.
         """
         anew, self._version = self._version is None, None
         self._last_version = later_version(version, self._last_version)

@@ -24,7 +24,7 @@ ABORT = "abort"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one peer tells another about one sync."""
+    """Message of one peer to another about one sync."""
 
     kind: str
     sender: str
@@ -43,7 +43,7 @@ def engine_name(index: int) -> str:
 
 
 class Endpoints(Protocol):
-    """Where the peers' inboxes are."""
+    """Addresses of the peers' inboxes."""
 
     def bind(self, inbox: zmq.Socket[bytes]) -> None:
         """Open one's own, so that the others can find it."""
@@ -105,7 +105,7 @@ class Mailbox:
         return hmac.digest(self._secret, content, "sha256") if self._secret else b""
 
     def abort(self, sync: int, reason: str) -> None:
-        """Tell everybody that this sync is over; peers that cannot be told run into their deadline."""
+        """Tell everybody that this sync is over; peers that cannot be reached run into their deadline."""
         for peer in self._peers:
             try:
                 self.send([peer], ABORT, sync, reason=reason)
@@ -118,7 +118,7 @@ class Mailbox:
         Args:
             sync: number of the running one: its version.
             deadline: latest return, in seconds of `time.monotonic()`.
-            awaited: says who has to act, for the error.
+            awaited: names the peers that have to act, for the error.
 
         Raises:
             WeightSyncError: the deadline passed, a peer aborted the sync, or a message is not readable.
@@ -129,7 +129,7 @@ class Mailbox:
         return message
 
     def look(self, sync: int, awaited: Callable[[], str]) -> Message | None:
-        """As `receive`, but None where nothing is there now."""
+        """Same as `receive`, but None where nothing is there now."""
         return self._take(sync, lambda: 0.0, awaited)
 
     def _take(self, sync: int, seconds_left: Callable[[], float], awaited: Callable[[], str]) -> Message | None:
@@ -169,12 +169,12 @@ class Mailbox:
 
 
 class PeerAborted(WeightSyncError):
-    """Another peer ended the sync and has told everybody."""
+    """Another peer ended the sync and has notified everybody."""
 
 
 @contextmanager
 def end_for_all(what: str, doing: Callable[[], str], abort: Callable[[str], None]) -> Iterator[None]:
-    """Around one party's share of a sync: whatever ends it is told to the others, unless one of them said so first.
+    """Around one party's share of a sync: its end is reported to the others, unless one of them reported it first.
 
     Args:
         what: which share, for the message.

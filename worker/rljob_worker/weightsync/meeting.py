@@ -1,4 +1,4 @@
-"""How the parties of a weight sync find one another: on one host by files of a folder, between hosts by a TCP store."""
+"""Meeting of the parties of a weight sync: on one host by files of a folder, between hosts by a TCP store."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Parties(Protocol):
 
     @property
     def run_name(self) -> str:
-        """What tells the run's slots in host memory from those of others: letters, digits, `_` and `.`."""
+        """Name that separates the run's slots in host memory from those of others: letters, digits, `_` and `.`."""
         ...
 
     def open(self) -> None:
-        """Be the one whom the others find: before anything else, in the first sending trainer."""
+        """Open the place at which the others meet: before anything else, in the first sending trainer."""
         ...
 
     def publish(self, plan: SyncPlan, slots: Sequence[str]) -> None:
@@ -137,8 +137,8 @@ def _device_file(identity: str) -> str:
 class NetworkMeeting:
     """A TCP store at the first sending trainer, for engines on other hosts than the trainers.
 
-    A store asks nobody who they are: who reaches it can keep a sync from happening. What it decides is the secret's:
-    messages, the trainers' checksums among them, without its code are as if they never came.
+    The store is unauthenticated: a process that reaches it can block a sync. Messages without the secret's code, the
+    trainers' checksums among them, are ignored.
     """
 
     host: str
@@ -149,9 +149,9 @@ class NetworkMeeting:
     secret: str
     """The job's."""
     engines: int
-    """How many meet there."""
+    """Number of engines that meet there."""
     workers: int
-    """Of each engine: processes that take weights."""
+    """Number of processes of each engine that take weights."""
     seconds: float
     """Time-out of each wait for the store, and of each broadcast."""
 
@@ -239,7 +239,7 @@ def _inbox(name: str) -> str:
 
 
 def end_sync(meeting: NetworkMeeting, trainers: int, version: int, reason: str) -> None:
-    """Tell the parties of a sync from outside that it is over: one of them is gone, for whom they would wait.
+    """Tell the parties of a sync from outside that it is over: one of them is gone, for which they would wait.
 
     Args:
         meeting: where they meet.

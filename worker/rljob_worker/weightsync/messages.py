@@ -1,4 +1,4 @@
-"""What an engine's side of the weight sync and its workers tell one another: plain values by name."""
+"""Messages between an engine's side of the weight sync and its workers: plain values by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 Checksums = list[int]
-"""Of each piece of a bucket: those of its first tensor, of its second, ..."""
+"""Checksums of each piece of a bucket: those of its first tensor, of its second, ..."""
 
 
 class BeginSync(TypedDict):
@@ -16,7 +16,7 @@ class BeginSync(TypedDict):
     plan: str
     """Its fingerprint."""
     route: str
-    """As `route_from` reads it."""
+    """Route as `route_from` reads it."""
     slots: list[str]
     """Names of those in host memory."""
     slot_bytes: int
@@ -50,18 +50,18 @@ class FinishSync(TypedDict):
 
     version: int
     names: list[str]
-    """Of all tensors, in the order in which they landed."""
+    """Names of all tensors, in the order in which they landed."""
 
 
 class WorkerReport(TypedDict):
-    """What every answer of a worker has."""
+    """Common part of every answer of a worker."""
 
     seconds: dict[str, float]
     """By part: `begin`, `land`, `repack`, `finish`."""
 
 
 class BucketReport(WorkerReport):
-    """What a worker landed."""
+    """Report of a worker on a bucket that it landed."""
 
     names: list[str]
     digests: list[int | None]
@@ -73,7 +73,7 @@ class BucketReport(WorkerReport):
 
 
 class FinishReport(WorkerReport):
-    """What a worker has now."""
+    """Report of a worker on its weights at the end."""
 
     version: int
     tensors: int

@@ -1,4 +1,4 @@
-"""What goes where: the tensors of a checkpoint laid out in buckets, and which trainer writes which part of each."""
+"""Plan of a sync: the tensors of a checkpoint laid out in buckets, and the trainer that writes each part."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlacedTensor:
 
     name: str
     shape: tuple[int, ...]
-    """Of what is placed."""
+    """Shape of the placed tensor or piece."""
     offset: int
     """Bytes from the start of the slot."""
     nbytes: int
@@ -58,7 +58,7 @@ class PlacedTensor:
     """Index in the tensor of the first row that is placed."""
 
     def rows_in(self, piece: PlacedPiece, held: Part) -> slice | None:
-        """Which rows of the shard that is the part `held` of the tensor a piece is; None where it is not all there."""
+        """Rows of the shard `held` of the tensor that a piece is; None where it is not all there."""
         if piece.part.dim:
             return slice(self.first, self.first + self.shape[0]) if piece.part == held else None
         start, length = (0, self.shape[0]) if piece.part.dim is None else (piece.part.start, piece.part.length)
@@ -89,7 +89,7 @@ class Bucket:
     tensors: tuple[PlacedTensor, ...]
 
     def pieces_of(self, trainer: int) -> Iterator[tuple[PlacedTensor, PlacedPiece]]:
-        """What one trainer writes, in order."""
+        """Pieces that one trainer writes, in order."""
         return ((tensor, piece) for tensor in self.tensors for piece in tensor.pieces if piece.trainer == trainer)
 
     def groups(self, by_piece: bool) -> tuple[Group, ...]:

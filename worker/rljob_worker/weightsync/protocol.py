@@ -3,7 +3,7 @@
     engine                      trainers
       ready(plan)        ->       all engines are there and work by the same plan
                                   for each bucket i: wait until all engines acknowledged i - 2, write, then
-      land i             <-         filled(i, digests of the own pieces); over the network the first trainer is told so
+      land i             <-         filled(i, digests of the own pieces); over the network the first trainer gets it
                                     too, and sends the slot to all engines before it says it
       doubt i            ->       only where a digest differs: which piece is it?
       (fails)            <-         sums(i, checksum of each own piece)

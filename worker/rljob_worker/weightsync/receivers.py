@@ -10,7 +10,7 @@ from rljob_worker.weightsync.slots import Slots
 
 
 class HostReceiver:
-    """Where the slots are those that trainers write: a bucket is there when it is filled."""
+    """Receiver in the slots that trainers write: a bucket is there when it is filled."""
 
     def __init__(self, slots: Slots) -> None:
         """With slots that this worker shares with the trainers."""
@@ -31,7 +31,7 @@ class HostReceiver:
 
 
 class NetworkReceiver:
-    """Where buckets come over a network: each is awaited while the one before it lands."""
+    """Receiver of buckets that come over a network: each is awaited while the one before it lands."""
 
     def __init__(self, make_carrier: MakeCarrier, parties: NetworkParties, device: Device, slots: Slots) -> None:
         """With slots of this worker's own."""

@@ -154,10 +154,10 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one member among those that a network brings buckets to."""
+    """Place of one member among those that a network brings buckets to."""
 
     device: Device
-    """Where its slots are."""
+    """Device of its slots."""
     parties: NetworkParties
     engines: int
     """Engines of the plan."""

@@ -41,7 +41,7 @@ class HostRoute:
         return False
 
     def engines(self, on_node: int) -> int:
-        """Those of the node."""
+        """Engines of the node."""
         return on_node
 
     def senders(
@@ -51,7 +51,7 @@ class HostRoute:
         return next(group for group in groups if rank in group), next(node for node in nodes if rank in node)
 
     def parties(self) -> HostParties:
-        """Those of this host."""
+        """Parties of this host."""
         return HostParties(self.folder)
 
     def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None) -> HostSender:
@@ -106,7 +106,7 @@ class NetworkRoute(ABC):
         return replace(self, meeting=replace(self.meeting, address=address))
 
     def parties(self) -> NetworkParties:
-        """Those of all hosts."""
+        """Parties of all hosts."""
         return NetworkParties(self.meeting)
 
     def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None) -> NetworkSender:

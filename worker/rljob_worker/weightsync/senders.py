@@ -62,7 +62,7 @@ class _Sender:
 
 
 class HostSender(_Sender):
-    """Where engines see the slots that trainers write."""
+    """Sender where engines see the slots that trainers write."""
 
     delivers = False
 
@@ -81,7 +81,7 @@ class HostSender(_Sender):
 
 
 class NetworkSender(_Sender):
-    """Where engines have slots of their own: the first sending trainer brings each bucket there."""
+    """Sender where engines have slots of their own: the first sending trainer brings each bucket there."""
 
     def __init__(
         self,

@@ -18,14 +18,15 @@ from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
 
 _LOOK_SECONDS = 0.01
 _WRITTEN_SECONDS = 60.0
-"""How long a bucket that was filled may take to be a file that this node sees: that of two buckets' writing."""
+"""Seconds until a filled bucket must be a file that this node sees: those of two buckets' writing."""
 
 
 class SharedDisk:
     """Each bucket is a file, which is deleted when its slot is filled again: all engines have landed it then.
 
     Args:
-        folder: of the meeting alone, on a volume that all nodes see; made and removed by the trainer, who alone writes.
+        folder: of the meeting alone, on a volume that all nodes see; made and removed by the trainer, which alone
+            writes.
         version: of the sync; names of files are used once.
         slots: of this member.
         deadline: of the sync (`time.monotonic()`).

@@ -115,12 +115,12 @@ class _Hashed:
     read: _Array
     write: _Array
     read_bytes: memoryview | None
-    """Of `read`, where they can be summed without a copy."""
+    """Bytes of `read`, where they can be summed without a copy."""
     write_bytes: memoryview | None
 
     @classmethod
     def of(cls, blocks: Sequence[tuple[_Array, _Array]]) -> list[_Hashed]:
-        """Those of these pairs."""
+        """Hashed blocks of these pairs."""
         return [cls(read, write, _bytes(read), _bytes(write)) for read, write in blocks if read.size]
 
 

@@ -20,7 +20,7 @@ class Move:
 
     source: torch.Tensor | None
     target: torch.Tensor | None
-    """Of the shape of `source`; neither where nothing is copied."""
+    """Target of the shape of `source`; neither where nothing is copied."""
     summed: torch.Tensor | None
     """The target, or the piece in the slot of which only some is copied, or which is copied to several places."""
 
@@ -81,11 +81,11 @@ class Slots(Protocol):
         ...
 
     def digest(self) -> Digest:
-        """As that of a batch, of moves that come one by one."""
+        """Same digest as that of a batch, of moves that come one by one."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until all that was asked of the slots is done: before another process is told so."""
+        """Wait until all that was asked of the slots is done: before another process gets the news."""
         ...
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Piece(Protocol):
 
     @property
     def place(self) -> TensorSlice:
-        """Which slice."""
+        """The slice."""
         ...
 
     def read(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Piece(Protocol):
         ...
 
     def address(self) -> int:
-        """Where the parameter is in memory now."""
+        """Address of the parameter in memory now."""
         ...
 
 
@@ -151,7 +151,7 @@ class WeightSyncTrainer:
         """Bind the socket; the lowest sending rank also tells the others the plan, and makes the slots in host memory.
 
         Args:
-            pieces: what this rank holds; of tensors that others send too, the plan says who.
+            pieces: what this rank holds; of tensors that others send too, the plan names the sender.
             plan: the same on all ranks.
             trainer: this rank's number in the plan.
             route: the job's.
@@ -181,7 +181,7 @@ class WeightSyncTrainer:
 
         Raises:
             ValueError: the version is not greater than the one before.
-            WeightSyncError: what went wrong on this or another side, naming who, the version and the bucket.
+            WeightSyncError: what went wrong on this or another side, naming the party, the version and the bucket.
         """
         self._last_version = later_version(version, self._last_version)
         if self.end.mailbox is None and self.exchange is None:
@@ -382,7 +382,7 @@ class _Update:
         return source.detach(), target
 
     def _target(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece, shape: torch.Size) -> torch.Tensor:
-        """Where in a slot a piece goes that is held in this shape."""
+        """Place in a slot of a piece that is held in this shape."""
         index = bucket.index % SLOT_COUNT
         target = piece.part.of(self._slots.tensor(index, tensor.offset, self._plan.torch_dtype, tensor.shape))
         rows = shape[: len(shape) - target.dim() + 1]

@@ -139,7 +139,7 @@ class Landing:
     # A bucket at once
 
     def _kept(self, bucket: Bucket) -> list[Batch | None] | None:
-        """What is kept of a bucket, or can be, by group; None: other modules' parameters come and go."""
+        """Batches kept of a bucket, or that can be kept, by group; None: other modules' parameters come and go."""
         kept = self._layout.kept.get(bucket.index)
         if kept is None and all(self._stays(tensor) for tensor in bucket.tensors):
             moves: list[list[Move]] = [[] for _ in self._plan.groups[bucket.index]]
@@ -163,7 +163,8 @@ class Landing:
     # Tensor by tensor
 
     def _step_by_step(self, bucket: Bucket) -> list[Checksum | None]:
-        """What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are."""
+        """Checksums, taken in the pass of the copy for parts that go to one place as they are; else of the slot's
+        bytes."""
         digests: dict[int, Digest] = {}
         for tensor in bucket.tensors:
             modules = self._layout.owners[tensor.name]
@@ -210,7 +211,7 @@ class Landing:
         return sum(len(each.pieces) for each in bucket.tensors[: bucket.tensors.index(tensor)])
 
     def _taken(self, bucket: Bucket) -> Taken:
-        """Of which pieces and groups of a bucket this worker has a part; found once."""
+        """Pieces and groups of a bucket of which this worker has a part; found once."""
         known = self._layout.of_bucket.get(bucket.index)
         if known is None:
             missed = [self._misses(tensor, piece) for tensor in bucket.tensors for piece in tensor.pieces]
@@ -228,7 +229,7 @@ class Landing:
         return part is None or part.misses(piece.part)
 
     def _moves(self, bucket: int, tensor: PlacedTensor) -> list[list[Move]]:
-        """What is copied and summed for each piece of a tensor."""
+        """Copies and sums for each piece of a tensor."""
         here = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
         pieces = [piece.part.of(here) for piece in tensor.pieces]
         if self._layout.taken.get(tensor.name) is not None:
@@ -260,7 +261,7 @@ class Landing:
         return self._staged[tensor.name].narrow(0, tensor.first, tensor.shape[0])
 
     def _checksums(self, bucket: Bucket) -> Checksums:
-        """Of each piece, where it landed or, where that is packed by now, in its slot."""
+        """Checksums of each piece, where it landed or, where that is packed by now, in its slot."""
         summed: list[torch.Tensor | None] = []
         for tensor in bucket.tensors:
             if self._stays(tensor):
@@ -283,7 +284,7 @@ class WeightLandingExtension:
     model_runner: ModelRunner
     _rljob_sync: Landing | None = None
     rank: int
-    """Of this worker in its engine."""
+    """Rank of this worker in its engine."""
     _rljob_end: tuple[tuple[str, list[str], str], Receiver, SyncPlan] | None = None
     _rljob_layout: Places | None = None
 

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie in a running vLLM 0.23 model.
+"""Places of the tensors of a checkpoint in a running vLLM 0.23 model.
 
 vLLM's own loaders are the only ones that know: fused parameters, shards, experts, padding. They run once, over tensors
 that have no memory, and every copy that they would make is noted. From then on a sync makes these copies itself.
@@ -56,7 +56,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Of what in a bucket a worker has a part."""
+    """Pieces and groups of a bucket of which a worker has a part."""
 
     groups: list[bool]
     untaken: list[int]
@@ -254,9 +254,9 @@ class Module:
     """Order of what torch packed of its weight; None where that is not known (yet)."""
     scratch: Scratch = field(default_factory=Scratch)
     taken: list[torch.Tensor] = field(default_factory=list)
-    """What it has of the scratch memory."""
+    """Parts of the scratch memory that it uses."""
     in_place: bool | None = None
-    """What `lands_in_place` found."""
+    """Result of `lands_in_place`."""
 
     def parameter(self, name: str) -> torch.Tensor:
         """The one that copies go to now."""
@@ -318,7 +318,7 @@ class Module:
             self.order = packed_linear.order_of(packed, weight.data)
 
     def _packed(self) -> torch.Tensor | None:
-        """What torch packed of the weight, where that is what `cpu_linear` multiplies with."""
+        """Weight as packed by torch, where `cpu_linear` multiplies with that one."""
         for cell in getattr(getattr(self.module, "cpu_linear", None), "__closure__", None) or ():
             if isinstance(cell.cell_contents, torch.Tensor) and cell.cell_contents.is_mkldnn:
                 return cell.cell_contents
@@ -365,7 +365,7 @@ class Module:
 
 
 class ModelLayout(Places):
-    """Where each tensor of a checkpoint goes in one model; made once, good for as long as `holds`."""
+    """Places of each tensor of a checkpoint in one model; made once, good for as long as `holds`."""
 
     def __init__(self, model: Model, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
         """Run the loaders of `model` over tensors of these names and shapes, without memory.

@@ -71,7 +71,8 @@ class PipelineRunner:
         return results
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
-        """As `forward`, and the gradients of the summed losses, summed over data-parallel ranks, in the buffers."""
+        """Same as `forward`, and the gradients of the summed losses, summed over data-parallel ranks, in the
+        buffers."""
         self._ddp.zero_grad_buffer()
         return self._run(micro_batches, compute, forward_only=False)
 

@@ -1,4 +1,4 @@
-"""How a row of sequences reaches Megatron's layers."""
+"""Rows of sequences as Megatron's layers take them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def packed_seq_params(micro_batch: MicroBatch) -> PackedSeqParams:
-    """What Megatron passes on, through recomputation and pipeline stages, to `kernels.CausalAttention`.
+    """Parameters that Megatron passes on, through recomputation and pipeline stages, to `kernels.CausalAttention`.
 
     Only the format `thd` changes shapes in megatron-core 0.16, and turns the rotary embedding into a loop over
     sequences that waits for the device. By any other name it goes to core attention untouched. The bounds stay on the

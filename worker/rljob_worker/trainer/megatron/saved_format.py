@@ -1,4 +1,4 @@
-"""Where the states of Megatron's ranks have the parts of Hugging Face tensors."""
+"""Parts of Hugging Face tensors in the states of Megatron's ranks."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Updater:
         """Share of the choices that the routers would have made otherwise; collective.
 
         Raises:
-            RuntimeError: no router of any rank took what it was told.
+            RuntimeError: no router of any rank took its given choice.
         """
         other, told = self._reduction.summed(replay.counts().double()).tolist()
         if not told:

@@ -133,7 +133,7 @@ class ZeroCenteredRMSNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Of [..., hidden_size], in its dtype."""
+        """Norm of [..., hidden_size], in its dtype."""
         scale = self.weight.float() + 1
         return F.rms_norm(hidden.float(), scale.shape, scale, self.eps).to(hidden.dtype)
 

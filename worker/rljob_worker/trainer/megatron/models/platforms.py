@@ -1,4 +1,4 @@
-"""What differs in Megatron between kinds of devices; code elsewhere never asks which kind it is."""
+"""Differences in Megatron between kinds of devices; code elsewhere never asks for the kind."""
 
 from __future__ import annotations
 
