@@ -41,6 +41,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("long_tail",),
     ("episodes",),
     ("episode_faults",),
+    ("episode_pace",),
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),

@@ -65,6 +65,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*EPISODES, "episodes.maxTokens=64"], ["spec.episodes.maxTokens"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=8"], ["spec.episodes.maxTokens"]),
     ([*EPISODES, "episodes.onError=Fail", "episodes.errorReward=-1"], ["spec.episodes.errorReward"]),
+    ([*EPISODES, "episodes.pace=Free", "episodes.maxTurns=1"], ["spec.episodes.pace"]),
     ([*EPISODES, "rollout.partial={}"], ["spec.rollout.partial"]),
     ([*EPISODES, "rollout.tail={}"], ["spec.rollout.tail"]),
     (LAKE, ["spec.episodes"]),

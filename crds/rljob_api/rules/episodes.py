@@ -15,6 +15,7 @@ from rljob_api.spec import (
     EpisodesSpec,
     EvaluationSet,
     Mode,
+    Pace,
     RLJobSpec,
     TextEnvironmentSpec,
     ToolSpec,
@@ -142,6 +143,14 @@ EPISODES = (
         allowed="Colocated with environment.tools",
         check=lambda s: s.episodes is None or s.episodes.tool_parser is None or s.mode == Mode.COLOCATED,
         cel=f"!has(self.episodes) || !has(self.episodes.toolParser) || self.mode == '{Mode.COLOCATED}'",
+    ),
+    Rule(
+        on=EpisodesSpec,
+        field="pace",
+        wrong="has no effect: an episode of one turn has no next one",
+        allowed="Together with maxTurns: 1",
+        check=lambda e: e.pace == Pace.TOGETHER or e.max_turns > 1,
+        cel=f"self.pace == '{Pace.TOGETHER}' || self.maxTurns > 1",
     ),
     Rule(
         on=EpisodesSpec,

@@ -124,6 +124,13 @@ class TextEnvironmentSpec(ApiModel):
     """Variables of the driver that they see beside `environment.variables`."""
 
 
+class Pace(StrEnum):
+    """When the next turn of an episode begins."""
+
+    TOGETHER = "Together"
+    FREE = "Free"
+
+
 class EpisodeError(StrEnum):
     """Treatment of an episode whose environment raised, or returned what is no answer."""
 
@@ -143,6 +150,9 @@ class EpisodesSpec(ApiModel):
     `rollout.maxResponseTokens`."""
     max_observation_tokens: TokenCount = 1024
     """Longer observations are cut in their middle, and say so there."""
+    pace: Pace = Pace.TOGETHER
+    """`Together`: engines get the next turn of all episodes when all environments have answered; bits do not depend on
+    their speed. `Free`: of each episode as soon as its own has; log-probabilities round with their neighbours."""
     before: Annotated[str, Field(max_length=1024)] = "\n"
     """Text before each observation but the first, where the data source has no chat template."""
     after: Annotated[str, Field(max_length=1024)] = "\n"

@@ -197,6 +197,28 @@ def test_a_stream_has_one_deadline_or_one_for_each_of_its_items(
     assert now == pytest.approx(5.2 if each else 5.0, abs=0.3)
 
 
+def test_what_nothing_is_awaited_from_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine 0 has nothing to do for 20 s, and is then asked for something that does not come; 5 s are allowed."""
+    now, looks = 0.0, 0
+
+    def wait(refs: list[object], timeout: float, **_: object) -> tuple[list[object], list[object]]:
+        nonlocal now
+        now += timeout
+        return [], refs
+
+    def beside() -> list[int]:
+        nonlocal looks
+        looks += 1
+        return [0] if now < 20 else []
+
+    monkeypatch.setattr(driver_calls, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ray, "wait", wait)
+    with pytest.raises(PhaseDeadlineError, match="rollout: engine-0 not finished after 5 s"):
+        list(calls(threading.Event()).stream("rollout", [Call("engine-0", iter([]))], 5, beside=beside))
+    assert now == pytest.approx(25, abs=0.3)
+    assert looks > 100
+
+
 # --- probe ------------------------------------------------------------------------------------
 
 

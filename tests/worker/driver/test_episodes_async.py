@@ -11,6 +11,7 @@ from jobs import ONE_AND_ONE, finish, manifest, run, start_faulty
 from support.samples import SEED, unless_all
 from support.step_lines import read_steps
 
+from rljob_api.spec import Pace
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.records.trajectories import read_trajectories
 
@@ -40,7 +41,7 @@ PLACES = [
 """Process, phase of its lane, and about how long that lasts."""
 
 
-def job_of(folder: Path, steps: int) -> Path:
+def job_of(folder: Path, steps: int, pace: Pace = Pace.TOGETHER) -> Path:
     (folder / "walk.py").write_text(WALK)
     walk = {"python": f"{folder / 'walk.py'}:Walk", "processes": 2, "perProcess": 24, "deterministic": True}
     held_out = {"seeds": {"first": 50_000, "count": 6}, "applyChatTemplate": True, "environment": walk}
@@ -50,7 +51,7 @@ def job_of(folder: Path, steps: int) -> Path:
         mode="Async",
         data={"seeds": {"count": 10_000}, "applyChatTemplate": True, "environment": walk},
         reward={"name": "environment"},
-        episodes={"maxTurns": TURNS, "maxTokensPerTurn": 2, "maxTokens": 63},
+        episodes={"maxTurns": TURNS, "maxTokensPerTurn": 2, "maxTokens": 63, "pace": pace.value},
         training={"precision": "fp32", "optimizer": {"lr": 1.0e-3}},
         rollout={
             "promptsPerStep": GROUPS,
@@ -93,8 +94,10 @@ def kill(place: tuple[str, str, float], step: int, chance: random.Random) -> dic
     return {"do": "kill", "process": process, "phase": phase, "step": step, "delay": chance.uniform(0, lasts)}
 
 
-def test_episodes_go_on_through_updates_and_kills(tmp_path: Path) -> None:
-    job, folder, chance, steps = job_of(tmp_path, 8), tmp_path / "run", random.Random(f"{SEED} episodes async"), 8
+@pytest.mark.parametrize("pace", Pace)
+def test_episodes_go_on_through_updates_and_kills(tmp_path: Path, pace: Pace) -> None:
+    chance, steps = random.Random(f"{SEED} episodes async {pace}"), 8
+    job, folder = job_of(tmp_path, steps, pace), tmp_path / "run"
     host = kill(("environment", "rollout", 0.5), 2, chance)
     # Three steps before the last, which are longer than any delay.
     killed = kill(chance.choice([place for place in PLACES if place[0] != "environment"]), 5, chance)

@@ -165,12 +165,13 @@ def test_it_says_that_nothing_is_left_to_generate(service: RequestService, loop:
     idle: list[int] = []
     run = partial(service.run, [request(2)], PARAMS, more=lambda _: None, on_idle=lambda: idle.append(loop.steps))
     thread, _ = beside(run)
-    until(lambda: bool(idle))
-    service.submit([request(5)])
     until(lambda: len(idle) > 1)
+    service.submit([request(5)])
+    until(lambda: len(idle) > 2)
     service.close()
     thread.join(60)
-    assert idle == [2, 7]
+    assert idle == [0, 2, 7], "at first that requests may come"
+    assert service.idle_seconds > 0
 
 
 def test_requests_come_until_it_is_closed(service: RequestService, loop: Loop) -> None:
@@ -194,6 +195,27 @@ def test_requests_come_until_it_is_closed(service: RequestService, loop: Loop) -
     assert checked == [2, 9, 5]
     with pytest.raises(RuntimeError, match="no generation runs that takes more requests"):
         service.submit([request(1)])
+
+
+@pytest.mark.parametrize("by_version", [False, True])
+def test_one_that_was_harvested_or_failed_takes_no_more(service: RequestService, loop: Loop, by_version: bool) -> None:
+    run = partial(service.run, [request(2_000_000)], PARAMS, more=lambda _: None, version=4)
+    thread, result = beside(run)
+    until(lambda: loop.steps > 0)
+    assert service.submit([request(3_000_000)])
+    if by_version:
+        service.harvest_version(4)
+    else:
+        service.harvest()
+    thread.join(60)
+    assert not service.submit([request(1)])
+    assert reasons(result[0]) == ["", ""], "each that was taken is given back"
+    thread, result = beside(partial(run, version=5))
+    until(lambda: service.submit([]))
+    service.abort()
+    thread.join(60)
+    assert isinstance(result[0], StopRequested)
+    assert not service.submit([request(1)]), "who waits for it is told why"
 
 
 def test_it_is_held_between_two_steps_and_goes_on(service: RequestService, loop: Loop) -> None:

@@ -57,6 +57,15 @@ def test_an_engine_without_work_is_waited_for_no_longer() -> None:
     assert found == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_an_engine_that_takes_requests_says_so_at_first() -> None:
+    def generate(finished: OnFinished, idle: OnIdle) -> None:
+        idle()
+        idle()
+        finished(0, RESPONSE)
+
+    assert [keys(chunk) for chunk in in_chunks(generate, seconds=LONG)] == [[], [0]]
+
+
 @pytest.mark.parametrize("error", [ValueError("a prompt"), KeyboardInterrupt()])
 def test_an_error_and_an_end_come_at_once(error: BaseException) -> None:
     def fails(finished: OnFinished, _idle: OnIdle) -> None:

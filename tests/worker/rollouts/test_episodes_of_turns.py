@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.spec import RewardSpec
+from rljob_api.spec import Pace, RewardSpec
 from rljob_worker.cli.samples import sample_text
 from rljob_worker.driver.replay import asked_spans
 from rljob_worker.environments.base import Answer, Began, EnvironmentFailure, FailureKind, Stepped
@@ -28,7 +28,7 @@ from rljob_worker.flow.turns import Budget, Turn, total_reward
 from rljob_worker.rollouts import growth as loop
 from rljob_worker.rollouts.batch import episode_metrics, train_batch
 from rljob_worker.rollouts.growth import Growth
-from rljob_worker.rollouts.policies.base import Assignment
+from rljob_worker.rollouts.policies.base import Assignment, Fleet
 from rljob_worker.rollouts.step import Step
 from rljob_worker.rollouts.times import EnvironmentTimes
 from rljob_worker.rollouts.turns import Beginning, World
@@ -142,6 +142,23 @@ class Engines:
             chunk, asked = asked[:count], asked[count:]
             yield [(key, self._answer(request)) for key, request in chunk]
 
+    def going_on(self, shares: Any, sampling: Any, version: int, occupancy: Any, *, more: Any, **_: Any) -> Any:
+        asked = [list(share) for share in shares]
+        self.asked.append([request for share in asked for _, request in share])
+        closed = False
+        while not closed or any(asked):
+            wanted = None if closed else more([len(share) for share in asked])
+            closed = wanted is None
+            for engine, requests in (wanted or {}).items():
+                asked[engine] += requests
+                self.asked.append([request for _, request in requests])
+            chunk = []
+            for share in asked:
+                self._rng.shuffle(share)
+                count = self._rng.randint(0, len(share))
+                chunk += [share.pop() for _ in range(count)]
+            yield [(key, self._answer(request)) for key, request in chunk]
+
     def _answer(self, request: GenerationRequest) -> Generation:
         whole = answer_of(request)
         left = whole.token_ids[len(request.sampled_token_ids) :]
@@ -163,15 +180,24 @@ def answer_of(request: GenerationRequest) -> Generation:
 class Loop:
     """The loop over groups of two samples."""
 
-    def __init__(self, rng: Random, budget: Budget, fails: Any = None, **world: Any) -> None:
+    def __init__(
+        self, rng: Random, budget: Budget, fails: Any = None, pace: Pace = Pace.TOGETHER, **world: Any
+    ) -> None:
         self.hosts, self.engines = Hosts(rng, fails), Engines(rng)
+        self.all_held = pace is Pace.TOGETHER
         self.budget, self.waited, self.submitted = budget, list[str](), list[list[Any]]()
         calls: Any = SimpleNamespace(attribute=lambda name, of, seconds: self.waited.append(name))
         rewards = SimpleNamespace(submit=self.submitted.append, outstanding=0)
         inputs: Any = SimpleNamespace(tokenizer=None, rewards=rewards)
-        generator: Any = SimpleNamespace(responses=self.engines.responses, longest={})
+        generator: Any = SimpleNamespace(
+            responses=self.engines.responses,
+            going_on=self.engines.going_on,
+            fleet=Fleet(2, 3),
+            longest={},
+        )
         fakes: Any = self.hosts, Observations()
-        self.growth = Growth(generator, calls, inputs, threading.Event(), {PLACE: World(*fakes, budget, **world)})
+        worlds = {PLACE: World(*fakes, budget, **world)}
+        self.growth = Growth(generator, calls, inputs, threading.Event(), worlds, pace)
         self.groups = OpenGroups()
 
     def begin(self, seeds: Sequence[int], first: int = 0) -> None:
@@ -189,7 +215,9 @@ class Loop:
     def grow(self, version: int = 3, paused: Callable[[], bool] = lambda: False) -> None:
         ordinals = [one.ordinal for one in self.groups.groups if not one.complete]
         occupancy: Any = None
-        assignment = Assignment([ordinals[::2], ordinals[1::2]])
+        # Some wait until an engine has room.
+        held, waiting = (ordinals, []) if self.all_held else (ordinals[:2], ordinals[2:])
+        assignment = Assignment([held[::2], held[1::2]], waiting=waiting)
         self.growth.grow(self.groups, assignment, SamplingParams(8), version, occupancy, paused=paused)
 
     def check_errors(self) -> None:
@@ -226,14 +254,15 @@ def model(seed: int, noise: int, budget: Budget) -> tuple[list[int], list[bool],
         sampled += [False] * len(after)
 
 
+paces = st.sampled_from(Pace)
 budgets = st.builds(Budget, st.integers(1, 5), st.integers(1, 5), st.integers(5, 40))
 
 
 @settings(max_examples=200)
-@given(budgets, st.integers(0, 10**6), st.integers(1, 5))
-def test_random_episodes_are_what_their_noise_and_seeds_say(budget: Budget, start: int, count: int) -> None:
+@given(budgets, st.integers(0, 10**6), st.integers(1, 5), paces)
+def test_random_episodes_are_what_their_noise_and_seeds_say(budget: Budget, start: int, count: int, pace: Pace) -> None:
     """1,000 and more: in whatever order engines and environments answer."""
-    made = Loop(Random(start), budget)
+    made = Loop(Random(start), budget, pace=pace)
     made.begin(range(start, start + count))
     made.grow()
     ends = Counter(episode.finish for group in made.groups.groups for episode in group.episodes)
@@ -258,16 +287,18 @@ def test_random_episodes_are_what_their_noise_and_seeds_say(budget: Budget, star
 
 
 @settings(max_examples=100)
-@given(budgets, st.integers(0, 10**6), st.integers(0, 3))
-def test_episodes_that_were_cut_go_on_elsewhere_to_the_same_tokens(budget: Budget, start: int, after: int) -> None:
+@given(budgets, st.integers(0, 10**6), st.integers(0, 3), paces)
+def test_episodes_that_were_cut_go_on_elsewhere_to_the_same_tokens(
+    budget: Budget, start: int, after: int, pace: Pace
+) -> None:
     """Streams are read from JSON without an environment, as after an update of the weights or by a new driver."""
-    made, whole = Loop(Random(start), budget), Loop(Random(start + 1), budget)
+    made, whole = Loop(Random(start), budget, pace=pace), Loop(Random(start + 1), budget)
     for one in (made, whole):
         one.begin([start, start + 1, start + 2])
     whole.grow()
     made.engines.harvested_after = after
     made.grow(version=2)
-    again = Loop(Random(start), budget)
+    again = Loop(Random(start), budget, pace=pace)
     for group in made.groups.groups:
         kept = Group.from_json(json.loads(json.dumps(group.as_json())))
         again.groups.put(made.groups.prompt(group.ordinal), replace(kept, prompt_uid=group.prompt_uid))
@@ -296,11 +327,11 @@ def taken(made: Loop) -> list[tuple[list[int], tuple[Turn, ...], Finish | None]]
 
 
 @settings(max_examples=200)
-@given(budgets, st.integers(0, 10**6), st.integers(0, 3))
-def test_episodes_go_on_over_updates_beside_new_ones(budget: Budget, start: int, cut: int) -> None:
+@given(budgets, st.integers(0, 10**6), st.integers(0, 3), paces)
+def test_episodes_go_on_over_updates_beside_new_ones(budget: Budget, start: int, cut: int, pace: Pace) -> None:
     """Engines are harvested at any instant, environments not waited for, and others begin and are evaluated between."""
     rng = Random(start)
-    made, whole = Loop(rng, budget), Loop(Random(start + 1), budget)
+    made, whole = Loop(rng, budget, pace=pace), Loop(Random(start + 1), budget)
     whole.whole(range(start, start + 6))
     made.begin([start, start + 1])
     for version in range(9):
@@ -344,12 +375,13 @@ def test_what_an_environment_says_to_dropped_samples_is_not_used() -> None:
         assert not made.hosts.open
 
 
-def test_an_update_does_not_wait_for_environments() -> None:
+@pytest.mark.parametrize("pace", Pace)
+def test_an_update_does_not_wait_for_environments(pace: Pace) -> None:
     seed = next(n for n in range(100) if not step_of(n, 1).done)
-    made = Loop(Random(0), Budget(2, 4, 200))
+    made = Loop(Random(0), Budget(2, 4, 200), pace=pace)
     made.begin([seed])
     made.hosts.slow = True
-    made.grow(0, lambda: bool(made.engines.asked))
+    made.grow(0, lambda: all(one.answered is not None for one in made.groups[0].episodes))
     assert made.growth.turns.outstanding(made.groups)
     assert all(one.answered is not None for one in made.groups[0].episodes)
     made.hosts.slow = False
@@ -386,10 +418,11 @@ def test_more_errors_than_the_share_fail_the_job() -> None:
         made.check_errors()
 
 
+@pytest.mark.parametrize("pace", Pace)
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_group_whose_environment_is_lost_is_given_back_whole(at: int) -> None:
+def test_a_group_whose_environment_is_lost_is_given_back_whole(at: int, pace: Pace) -> None:
     seeds = [n for n in range(100) if not step_of(n, 1).done][:3]
-    made = Loop(Random(1), Budget(2, 4, 200), {seeds[1]: (at, FailureKind.INFRA, 9)})
+    made = Loop(Random(1), Budget(2, 4, 200), {seeds[1]: (at, FailureKind.INFRA, 9)}, pace)
     for _ in range(2):
         made.begin(seeds)
         made.grow()

@@ -57,9 +57,9 @@ class Engines:
         self.asked, self._more, self.cuts = [list(share) for share in shares], more, cuts
         return list(range(len(shares)))
 
-    def submit(self, engine: int, requests: list[GenerationRequest], *, last: bool) -> list[Any]:
+    def submit(self, engine: str, requests: list[GenerationRequest], *, last: bool) -> list[Any]:
         assert self._more, "the generation was closed"
-        self.asked[engine] += requests
+        self.asked[int(engine.removeprefix("engine-"))] += requests
         self._more = not last
         return []
 

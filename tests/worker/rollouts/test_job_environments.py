@@ -78,6 +78,10 @@ def test_an_environment_without_enough_places_is_refused() -> None:
         JobEnvironments(spec_of({"processes": 2, "perProcess": 3}))
 
 
+def test_a_process_may_hold_one_environment() -> None:
+    JobEnvironments(spec_of({"processes": 64, "perProcess": 1}))
+
+
 def test_an_environment_that_cannot_be_made_is_refused_by_its_field() -> None:
     with pytest.raises(UserError, match=r"^spec.data.environment.args.holes: there is no such|^spec.data.environment"):
         JobEnvironments(spec_of({"args": {"depth": 3}}))

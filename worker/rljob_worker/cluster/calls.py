@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T", covariant=True)
 _SLICE_SECONDS = 0.2
+_BESIDE_SECONDS = 0.005
 _PAUSE_SECONDS = 2.0
 """A wait that returns so much late was not waiting: nobody else is to blame for that time."""
 _DEATH_SECONDS = 5.0
@@ -160,18 +161,27 @@ class Calls:
         *,
         each: bool = False,
         lost: Callable[[ProcessDiedError], None] | None = None,
+        beside: Callable[[], Collection[int]] | None = None,
     ) -> Iterator[tuple[int, A]]:
         """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
 
         A stop request interrupts the calls and ends the stream with StopRequested. With `each`, a call has `seconds`
         for each of its items, and not for all of them. With `lost`, the stream of a process that died ends with a call
-        of it, and the others go on.
+        of it, and the others go on. `beside` is called again and again while items are waited for; it gives positions
+        of calls from which nothing is awaited, whose deadlines begin anew.
         """
         positions = {call.ref: index for index, call in enumerate(calls)}
         by_ref = {call.ref: call for call in calls}
         deadlines = dict.fromkeys(by_ref, self._now() + seconds)
+
+        def look() -> None:
+            for position in () if beside is None else beside():
+                deadlines[calls[position].ref] = self._now() + seconds
+
         with self.times.streaming(positions):
-            yield from self._items(what, by_ref, positions, seconds, deadlines, each, lost)
+            yield from self._items(
+                what, by_ref, positions, seconds, deadlines, each, lost, None if beside is None else look
+            )
 
     def _items(
         self,
@@ -182,10 +192,11 @@ class Calls:
         deadlines: dict[Any, float],
         each: bool,
         lost: Callable[[ProcessDiedError], None] | None,
+        beside: Callable[[], None] | None,
     ) -> Iterator[tuple[int, A]]:
         """Results of `stream`; the calls that ended leave `by_ref`."""
         while by_ref:
-            for stream in self._finished(what, by_ref, seconds, True, deadlines=deadlines):
+            for stream in self._finished(what, by_ref, seconds, True, deadlines=deadlines, beside=beside):
                 if each:
                     deadlines[stream] = self._now() + seconds
                 try:
@@ -214,6 +225,7 @@ class Calls:
         *,
         deadlines: dict[Any, float] | None = None,
         until_stop: bool = False,
+        beside: Callable[[], None] | None = None,
     ) -> Iterator[Any]:
         """References as they become ready: all of them, or with deadlines that began before those ready first."""
         first_only = deadlines is not None
@@ -227,13 +239,16 @@ class Calls:
             if stoppable and self._stop.is_set() and not self._interrupted:
                 self._interrupted = True
                 self._interrupt()
+            if beside is not None:
+                beside()
             left = min(deadlines[ref] for ref in pending) - self._now()
             if left <= 0:
                 self._on_deadline(what)
                 now = self._now()
                 late = ", ".join(by_ref[ref].process for ref in pending if deadlines[ref] <= now)
                 raise PhaseDeadlineError(f"{what}: {late} not finished after {seconds:g} s (spec.timeouts)")
-            patience, began = min(left, _SLICE_SECONDS), time.monotonic()
+            slice_seconds = _SLICE_SECONDS if beside is None else _BESIDE_SECONDS
+            patience, began = min(left, slice_seconds), time.monotonic()
             done, pending = ray.wait(pending, num_returns=1, timeout=patience)
             self._note_pause(time.monotonic() - began - patience)
             yield from done

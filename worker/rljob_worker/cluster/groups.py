@@ -146,10 +146,13 @@ class EngineGroup(Group[Engine]):
             for process, share, cut in zip(self.processes, shares, of_engines)
         ]
 
-    def submit(self, engine: int, requests: list[GenerationRequest], *, last: bool) -> list[Call[None]]:
-        """Give a generating engine more requests; the last ones are the last for all engines."""
+    def submit(self, engine: str, requests: list[GenerationRequest], *, last: bool) -> list[Call[bool]]:
+        """Give a generating engine more requests, by its name; the last ones are the last for all engines.
+
+        One that is no member any more gets nothing.
+        """
         return [
-            process.beside(Engine.submit, requests if number == engine else [], last=last)
-            for number, process in enumerate(self.processes)
-            if last or number == engine
+            process.beside(Engine.submit, requests if process.name == engine else [], last=last)
+            for process in self.processes
+            if last or process.name == engine
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from rljob_api.spec import TimeoutsSpec
@@ -46,7 +46,8 @@ class PhaseCalls:
         *,
         each: bool = False,
         lost: Callable[[ProcessDiedError], None] | None = None,
+        beside: Callable[[], Collection[int]] | None = None,
     ) -> Iterator[tuple[int, T]]:
         """Items of streaming calls; as `Calls.stream`."""
         phase = self.phase(otherwise)
-        return self.calls.stream(phase, calls, self.deadline(phase), each=each, lost=lost)
+        return self.calls.stream(phase, calls, self.deadline(phase), each=each, lost=lost, beside=beside)

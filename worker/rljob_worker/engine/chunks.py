@@ -27,9 +27,11 @@ _Finished = queue.SimpleQueue[tuple[int, Generation] | _Mark | BaseException]
 def in_chunks(generate: Callable[[OnFinished, OnIdle], object], *, seconds: float = _CHUNK_SECONDS) -> Iterator[Chunk]:
     """Run a generation and yield its responses as they finish.
 
+    An empty chunk comes first where more requests may: from then on they may be submitted.
+
     Args:
-        generate: calls the first of what it is given with each response, the second when it waits for requests with
-            nothing left to generate; what it raises is raised here.
+        generate: calls the first of what it is given with each response, the second when more requests may come, and
+            when it waits for them with nothing left to generate; what it raises is raised here.
         seconds: for which a response waits for others.
     """
     finished: _Finished = queue.SimpleQueue()
@@ -52,7 +54,7 @@ def _chunks(finished: _Finished, seconds: float) -> Iterator[Chunk]:
     after the other would hold back each other, and a caller that waits for the first would wait for all.
     """
     chunk: Chunk = []
-    due = 0.0
+    due, begun = 0.0, False
     while True:
         try:
             item = finished.get(timeout=max(0.0, due - time.monotonic()) if chunk else None)
@@ -63,8 +65,8 @@ def _chunks(finished: _Finished, seconds: float) -> Iterator[Chunk]:
         if isinstance(item, tuple):
             due = due if chunk else time.monotonic() + seconds
             chunk.append(item)
-        elif chunk:
+        elif chunk or (item is _Mark.IDLE and not begun):
             yield chunk
-            chunk = []
+            chunk, begun = [], True
         if item is _Mark.END:
             return

@@ -237,6 +237,7 @@ class Engine:
 
             check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
+            idle = self.requests.idle_seconds
             with self._profiler.work():
                 generations = self.requests.run(
                     requests,
@@ -247,6 +248,8 @@ class Engine:
                     on_idle=on_idle,
                     version=version,
                 )
+            # What it waited for requests was no work.
+            self._busy -= self.requests.idle_seconds - idle
             if self.spec.rollout.speculative is not None:
                 # All ranks guess and verify the same.
                 self._drafts += DraftCounts(
@@ -270,11 +273,16 @@ class Engine:
             )
         )
 
-    def submit(self, requests: list[GenerationRequest], *, last: bool) -> None:
-        """Give the running generation more requests, of which nothing comes after the last; thread-safe."""
-        self.requests.submit(requests)
+    def submit(self, requests: list[GenerationRequest], *, last: bool) -> bool:
+        """Give the running generation more requests, of which nothing comes after the last; thread-safe.
+
+        Returns:
+            False where it was harvested, and does not take them.
+        """
+        taken = self.requests.submit(requests)
         if last:
             self.requests.close()
+        return taken
 
     @property
     def requests(self) -> RequestService:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 OnFinished = Callable[[int, Generation], None]
 """Takes the key of a request and its response."""
 OnIdle = Callable[[], None]
-"""Called when nothing is left to generate and more requests may come."""
+"""Called when more requests may come, and when nothing is left to generate before they do."""
 Check = Callable[[Sequence[GenerationRequest]], None]
 _WAIT_SLICE_SECONDS = 0.2
 
@@ -43,8 +44,11 @@ class RequestService:
         self._check: Check | None = None
         """Check of the running generation; None where none runs that takes more requests."""
         self._active = self._aborted = self._harvesting = self._paused = self._parked = False
+        self._failed = False
         self._version = self._harvested = -1
         """Weights of the running generation, and the last ones whose generations were to end early."""
+        self.idle_seconds = 0.0
+        """In which generations waited for requests with nothing to generate, in all."""
 
     def run(
         self,
@@ -68,7 +72,8 @@ class RequestService:
                 on the requests alone. Their `group` says what belongs together.
             more: further requests may be submitted until `close`; called with them, raises ValueError for a wrong one.
                 Whether a group is complete is unknown then: without `cut`.
-            on_idle: called in this thread before it waits for requests with nothing left to generate.
+            on_idle: called in this thread when requests may be submitted, and before it waits for them with nothing
+                left to generate.
             version: of the engine's weights.
 
         Returns:
@@ -93,6 +98,8 @@ class RequestService:
 
         groups: list[int] = []
         with self._running(requests, more, version):
+            if more is not None and on_idle is not None:
+                on_idle()
             self._add(requests, groups, params)
             while self._heed(groups, params, on_idle):
                 finished = self._loop.step()
@@ -107,8 +114,11 @@ class RequestService:
 
     # --- from other threads -------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+    def submit(self, requests: Sequence[GenerationRequest]) -> bool:
         """Add requests to the running generation.
+
+        Returns:
+            False where somebody harvested it or it failed, so that it takes none any more.
 
         Raises:
             ValueError: one of them cannot be generated, or has the key of another request.
@@ -116,11 +126,14 @@ class RequestService:
         """
         with self._changed:
             if self._check is None:
+                if self._harvesting or self._failed or 0 <= self._version <= self._harvested:
+                    return False
                 raise RuntimeError("engine: no generation runs that takes more requests")
             self._check(requests)
             self._keys += _new_keys(self._keys, requests)
             self._arrived += requests
             self._changed.notify_all()
+            return True
 
     def close(self) -> None:
         """No more requests will come: the generation ends with those that it has."""
@@ -183,11 +196,13 @@ class RequestService:
         with self._changed:
             self._keys = keys
             self._active, self._check, self._arrived, self._harvesting = True, more, [], False
+            self._failed = False
             self._version = version
         try:
             yield
         except BaseException:
             self._loop.give_up()
+            self._failed = True
             raise
         finally:
             with self._changed:
@@ -209,7 +224,9 @@ class RequestService:
             if on_idle is not None and self._is_idle():
                 on_idle()
             while (self._paused or self._is_idle()) and not self._aborted and not self._is_harvested():
+                began, idle = time.perf_counter(), not self._paused
                 self._changed.wait(_WAIT_SLICE_SECONDS)
+                self.idle_seconds += (time.perf_counter() - began) * idle
             self._parked = False
             if self._aborted:
                 raise StopRequested("generation was ended before all responses were finished")

@@ -15,6 +15,7 @@ from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.errors import JobError, ProcessDiedError
 from rljob_worker.flow.occupancy import Occupancy
+from rljob_worker.rollouts.asked import Asked, More
 from rljob_worker.rollouts.policies.base import Fleet
 from rljob_worker.types import Cut, Generation, GenerationRequest, SamplingParams
 
@@ -111,11 +112,53 @@ class Generator:
                 fresh = [one for _ in range(min(complete, len(queue))) for one in queue.popleft()]
                 given[engine] += fresh
                 occupancy.given(names[engine], len(fresh), time.monotonic())
-                more = self._engines.submit(engine, [request for _, request in fresh], last=not queue)
+                more = self._engines.submit(names[engine], [request for _, request in fresh], last=not queue)
                 self._calls.gather("eval", more)
         if came and not lost:
             phase = self._calls.phase("eval")
             raise JobError(f"{phase}: the engines returned {asked - came} of {asked} responses")
+
+    def going_on(
+        self,
+        shares: Sequence[Sequence[tuple[K, GenerationRequest]]],
+        sampling: SamplingParams,
+        version: int,
+        occupancy: Occupancy,
+        *,
+        more: More[K],
+        each: bool = False,
+        lost: list[str] | None = None,
+    ) -> Iterator[list[tuple[K, Generation]]]:
+        """Yield chunks like `responses`, of engines that are asked for more while they generate.
+
+        Args:
+            shares, sampling, version, occupancy, lost: as of `responses`.
+            more: called again and again; gives what engines are asked for further.
+            each: as of `responses`; an engine that has nothing to generate has no deadline.
+        """
+
+        def send(name: str, requests: list[GenerationRequest], last: bool) -> list[bool] | None:
+            try:
+                return self._calls.gather("eval", self._engines.submit(name, requests, last=last))
+            except ProcessDiedError as error:
+                lose(error)
+                return None
+
+        asked = Asked([process.name for process in self._engines], occupancy, shares, more, send)
+
+        def lose(error: ProcessDiedError) -> None:
+            if lost is None:
+                raise error
+            if asked.lost(error.process):
+                self.goes_on_without(error)
+                lost.append(error.process)
+
+        streams = self._engines.generate(asked.begin(), sampling, version, more=True)
+        for engine, chunk in self._calls.stream("eval", streams, each=each, lost=lose, beside=asked.look):
+            yield asked.came(engine, chunk)
+        if any(asked.left) and not lost:
+            phase = self._calls.phase("eval")
+            raise JobError(f"{phase}: the engines returned {sum(asked.left)} responses less than they were asked for")
 
     def take_draft_counts(self) -> DraftCounts | None:
         """The guesses of all engines since the last time; None without speculative decoding."""

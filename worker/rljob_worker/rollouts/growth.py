@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from rljob_api.spec import Pace
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import StopRequested
@@ -16,6 +17,7 @@ from rljob_worker.flow import Episode, Group
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.flow.pool import OpenGroups
 from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.rollouts.free_pace import FreePace
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Assignment
@@ -34,6 +36,7 @@ class Growth:
         inputs: tokenizer and rewards.
         stop: set when generation is to end early.
         worlds: environments, by place in the manifest of their source.
+        pace: when the next turn of an episode begins.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class Growth:
         inputs: Inputs,
         stop: threading.Event,
         worlds: Mapping[str, World] | None = None,
+        pace: Pace = Pace.TOGETHER,
     ) -> None:
         self._generator = generator
         self._calls = calls
         self._inputs = inputs
         self._stop = stop
+        self._free = pace is Pace.FREE
         self.turns = Turns(worlds or {}, stop)
 
     def begin(self, groups: OpenGroups, beginnings: Sequence[Beginning], samples: int, version: int) -> None:
@@ -84,6 +89,10 @@ class Growth:
         assigned = [ordinal for ordinals in (*assignment.held, assignment.waiting) for ordinal in ordinals]
         # Answers that a run before it had waited for.
         self._act(groups, [key for ordinal in assigned for key in _answered(groups[ordinal])])
+        if self._free and any(groups.prompt(ordinal).environment is not None for ordinal in assigned):
+            self._grow_free(groups, assignment, sampling, version, occupancy, each, lost, paused)
+            self._observe(groups, paused)
+            return
         while True:
             self._observe(groups, paused)
             if paused():
@@ -107,6 +116,49 @@ class Growth:
             if was_cut or lost or not self.turns.outstanding(groups):
                 break
         self._observe(groups, paused)
+
+    def _grow_free(
+        self,
+        groups: OpenGroups,
+        assignment: Assignment,
+        sampling: SamplingParams,
+        version: int,
+        occupancy: Occupancy,
+        each: bool,
+        lost: list[str] | None,
+        paused: Callable[[], bool],
+    ) -> None:
+        """Do what `grow` does, asking for each next turn as soon as its environment has answered; nothing is cut."""
+        assert assignment.cuts is None, "episodes are not cut"
+        following = FreePace(
+            assignment,
+            self._generator.fleet.sequences,
+            missing=lambda ordinal: self._missing(groups, ordinal),
+            said=lambda: self._said(groups),
+            outstanding=lambda: self.turns.outstanding(groups),
+            waited=lambda seconds: self._calls.attribute("env_wait", "rollout", seconds),
+            paused=paused,
+        )
+        shares = [
+            [one for ordinal in ordinals for one in self._missing(groups, ordinal)] for ordinals in assignment.held
+        ]
+        for chunk in self._generator.going_on(
+            shares, sampling, version, occupancy, more=following.more, each=each, lost=lost
+        ):
+            # What engines still had of a group that was given back is nobody's.
+            self._take(groups, [one for one in chunk if one[0][0] in groups], version)
+
+    def _said(self, groups: OpenGroups) -> list[tuple[Sample, GenerationRequest]]:
+        """Take what environments have said until now; the next turns that follow from it."""
+        changed = self.turns.observe_now(groups)
+        self._submit_complete(groups, changed)
+        found = []
+        for key in changed:
+            ordinal, sample = key
+            if (group := groups.get(ordinal)) is not None:
+                request = self.turns.request(group, groups.prompt(ordinal), sample)
+                found += [] if request is None else [(key, request)]
+        return found
 
     def _missing(self, groups: OpenGroups, ordinal: int) -> list[tuple[Sample, GenerationRequest]]:
         # Since it was assigned its environments may have been lost, or a step may have taken it.
@@ -138,11 +190,11 @@ class Growth:
         """Wait for what environments say; nothing is in the engines."""
         if self.turns.outstanding(groups):
             with self._waiting_for_environments():
-                ended = self.turns.observe(groups, paused)
-            self._submit_complete(groups, ended)
+                changed = self.turns.observe(groups, paused)
+            self._submit_complete(groups, changed)
 
-    def _submit_complete(self, groups: OpenGroups, ended: Sequence[Sample]) -> None:
-        for ordinal in dict.fromkeys(ordinal for ordinal, _ in ended):
+    def _submit_complete(self, groups: OpenGroups, changed: Sequence[Sample]) -> None:
+        for ordinal in dict.fromkeys(ordinal for ordinal, _ in changed):
             if ordinal in groups and groups[ordinal].complete:
                 self.submit(groups, groups[ordinal])
 

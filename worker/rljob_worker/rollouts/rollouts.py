@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.spec import Pace
 from rljob_worker.cluster.groups import EngineGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import JobError, StopRequested, UserError
@@ -57,7 +58,14 @@ class Rollouts:
         self._progress = progress
         self._stop = stop
         self.generator = Generator(spec, engines, calls)
-        self._growth = Growth(self.generator, calls, inputs, stop, inputs.worlds)
+        self._growth = Growth(
+            self.generator,
+            calls,
+            inputs,
+            stop,
+            inputs.worlds,
+            Pace.TOGETHER if spec.episodes is None else spec.episodes.pace,
+        )
         self._held_out = HeldOut(spec, self.generator, self._growth, inputs.evaluation_prompts, stop)
         self._filter = inputs.group_filter
         self._sampling = training_sampling(spec)

@@ -27,7 +27,7 @@ from rljob_worker.types import GenerationRequest, Prompt
 
 Sample = tuple[int, int]
 """Ordinal of a group, and number of a sample in it."""
-_PATIENCE_SECONDS = 0.05
+_PATIENCE_SECONDS, _LOOK_SECONDS = 0.05, 0.001
 _TRIES = 3
 """Tries of a group, whose environments are lost for good each time."""
 
@@ -167,6 +167,12 @@ class Turns:
         budget = None if prompt.environment is None else self._worlds[prompt.environment].budget
         return [((group.ordinal, sample), request) for sample, request in group.requests(budget)]
 
+    def request(self, group: Group, prompt: Prompt, sample: int) -> GenerationRequest | None:
+        """Request that an engine gets to go on with one sample; None: there is none."""
+        assert prompt.environment is not None
+        budget = self._worlds[prompt.environment].budget
+        return group.episodes[sample].request(group.seed + sample, budget, group.prompt_tokens)
+
     def take_given_back(self) -> list[int]:
         """Groups that were given up since the last time, for their environments were lost."""
         taken, self._given_back = self._given_back, []
@@ -224,13 +230,13 @@ class Turns:
             hosts.send()
 
     def observe(self, groups: OpenGroups, paused: Callable[[], bool]) -> list[Sample]:
-        """Give groups what environments say, once all have, or `paused` is true; returns samples that ended with it.
+        """Give groups what environments say, until all have, or `paused` is true; returns the samples that got it.
 
         Raises:
             JobError: an environment failed where that fails the job.
             StopRequested: the job was asked to stop.
         """
-        ended = []
+        changed = []
         for live, answer in self._answers(lambda live: live.groups is groups, paused):
             if not live.current:
                 self._end(live)
@@ -241,8 +247,17 @@ class Turns:
             groups.replace(live.ordinal, after)
             if after.finish is not None:
                 self._end(live)
-                ended.append((live.ordinal, live.sample))
-        return ended
+            changed.append((live.ordinal, live.sample))
+        return changed
+
+    def observe_now(self, groups: OpenGroups) -> list[Sample]:
+        """Do what `observe` does, without waiting for environments that have not answered yet."""
+        asked = {id(live.world.hosts): live.world.hosts for live in self._by_key.values() if live.waits}
+        if not asked or self._stop.is_set():
+            # Who waits for the engines has them interrupted first.
+            return []
+        self._receive(asked.values(), _LOOK_SECONDS)
+        return self.observe(groups, lambda: True)
 
     def check_errors(self, played: Iterable[tuple[Prompt, Group]]) -> None:
         """JobError where environments failed in too many episodes of these groups; one is not; thread-safe."""
@@ -286,11 +301,11 @@ class Turns:
                 continue
             if paused():
                 return
-            self._receive({id(live.world.hosts): live.world.hosts for live in waiting}.values())
+            self._receive({id(live.world.hosts): live.world.hosts for live in waiting}.values(), _PATIENCE_SECONDS)
 
-    def _receive(self, asked: Collection[EnvironmentHosts]) -> None:
+    def _receive(self, asked: Collection[EnvironmentHosts], patience: float) -> None:
         for hosts in asked:
-            for key, answer in hosts.take(_PATIENCE_SECONDS / len(asked)):
+            for key, answer in hosts.take(patience / len(asked)):
                 live = self._by_key.get(key)
                 if live is None:
                     continue

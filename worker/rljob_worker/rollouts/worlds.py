@@ -190,7 +190,9 @@ class JobEnvironments:
             self._check_tools(_key(source), environment)
             return
         checked = check_environment(
-            lambda: self._made(environment, processes=1, retries=0), (seeds.first, seeds.first + 1)
+            # Two episodes are played beside each other, also where a process of the job holds one.
+            lambda: self._made(environment, processes=1, per_process=max(2, environment.per_process), retries=0),
+            (seeds.first, seeds.first + 1),
         )
         if derived.is_deterministic(environment) and not checked.repeats:
             raise UserError(
