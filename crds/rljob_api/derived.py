@@ -312,6 +312,16 @@ def held_out_sources(spec: RLJobSpec) -> Iterator[tuple[str, DataSource]]:
         yield f"evaluation.sets[{index}]", source
 
 
+def pictures(spec: RLJobSpec) -> Iterator[str]:
+    """The fields by which data have pictures, below `spec`."""
+    for sources in (data_sources(spec), held_out_sources(spec)):
+        for place, source in sources:
+            if source.image_key is not None:
+                yield f"{place}.imageKey"
+            elif source.synthetic is not None and source.synthetic.task == "NameColor":
+                yield f"{place}.synthetic.task"
+
+
 def environments(spec: RLJobSpec) -> Iterator[tuple[str, TextEnvironmentSpec]]:
     """The environments of training and evaluation, each with its source's place below `spec`."""
     for sources in (data_sources(spec), held_out_sources(spec)):

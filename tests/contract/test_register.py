@@ -100,7 +100,7 @@ def _module_names(path: Path) -> set[str]:
 
 OWN = {"allocator", "build", "configure", "mode", "pause", "resume", "tracking", "memory"}
 """Attributes of our own SaverLibrary, and of torch."""
-ON_CPU_TOO = {"collective_rpc", "model_executor", "reset_prefix_cache", "named_parameters"}
+ON_CPU_TOO = {"collective_rpc", "engine_core", "model_executor", "reset_prefix_cache", "named_parameters"}
 """Called by jobs on CPU, and of torch's modules."""
 
 

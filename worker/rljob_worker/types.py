@@ -15,8 +15,31 @@ from rljob_api.spec import RewardSpec
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.uint8]
 ExpertArray = npt.NDArray[np.unsignedinteger]
 """[tokens, layers with experts, experts of a token]: numbers of experts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """A picture as the model's image processor cut it, and how people see it; equal where the patches are."""
+
+    patches: ByteArray
+    """[p, channels x frames x side x side], not normalised."""
+    grid: tuple[int, int, int]
+    """Patches along time, height and width; p together."""
+    digest: str
+    """SHA-256 of the patches and the grid, in hexadecimal digits."""
+    size: tuple[int, int]
+    """Width and height in pixels, before it was resized."""
+    thumbnail: bytes = field(repr=False)
+    """A small PNG of it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +68,8 @@ class Prompt:
     """Seed of the environment's reset."""
     options: Mapping[str, object] = field(default_factory=dict, hash=False, repr=False, compare=False)
     """Options of the environment's reset."""
+    pictures: tuple[Picture, ...] = field(default=(), repr=False)
+    """Pictures in the order of their places in the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +84,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    forbidden: tuple[int, ...] = ()
+    """Tokens that are never sampled: their probability is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +103,13 @@ class GenerationRequest:
     key: int | None = None
     """Names its response among those of a generation; None: its place among them, which is not known to a caller whose
     requests may overtake each other."""
+    pictures: tuple[Picture, ...] = ()
+    """Pictures of the prompt, in the order of their places in it."""
 
     def __reduce__(self) -> tuple[type[GenerationRequest], tuple[object, ...]]:
         """Pickle by the constructor: a dataclass with slots looks for its fields each time, hundreds in a rollout."""
         named = self.prompt_token_ids, self.seed, self.sampled_token_ids, self.group, self.max_tokens, self.key
-        return GenerationRequest, named
+        return GenerationRequest, (*named, self.pictures)
 
     def limit(self, max_tokens: int) -> int:
         """Tokens at which it ends, where the sampling has `max_tokens`."""
@@ -146,6 +175,22 @@ class RewardResult:
     """Answers of judges, by the names of their parts."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPictures:
+    """The pictures of N streams of T tokens, each of the K distinct ones once, and where all tokens are."""
+
+    patches: ByteArray
+    """[P, D], of all of them one after the other, not normalised."""
+    grids: IntArray
+    """[K, 3], patches along time, height and width."""
+    counts: IntArray
+    """[N], pictures of each stream."""
+    numbers: IntArray
+    """[sum of counts], which of the K they are, stream by stream."""
+    positions: IntArray
+    """[3, T], of each token in its stream: time, row and column."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class TrainBatch:
     """The streams of a step, one after the other: N streams of T tokens, n of which the policy sampled.
@@ -169,6 +214,8 @@ class TrainBatch:
     """[T - N, ...]: those that the engine sent each token but the last of its stream to; None: the trainer's own."""
     rewards: FloatArray | None = None
     """[N], of each stream, for a critic to make advantages of; None: the advantages are known."""
+    pictures: BatchPictures | None = None
+    """None where no stream has any."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -181,6 +228,7 @@ class TrainBatch:
         rollout_log_probs: Sequence[FloatArray],
         advantages: FloatArray,
         version: int = 0,
+        pictures: BatchPictures | None = None,
     ) -> TrainBatch:
         """Streams of a prompt and one response each.
 
@@ -190,6 +238,7 @@ class TrainBatch:
             rollout_log_probs: N arrays [response].
             advantages: [N].
             version: of the weights that sampled them.
+            pictures: of the streams.
         """
         lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
         responses = lengths - prompt_lengths
@@ -201,6 +250,7 @@ class TrainBatch:
             rollout_log_probs=np.concatenate([np.empty(0, np.float32), *rollout_log_probs]),
             advantages=np.repeat(advantages, responses).astype(np.float32),
             versions=np.full(int(responses.sum()), version, dtype=np.int64),
+            pictures=pictures,
         )
 
 

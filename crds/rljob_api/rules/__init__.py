@@ -24,6 +24,7 @@ from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.observed import OBSERVED_CHECKS
+from rljob_api.rules.pictures import PICTURES
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     *DEVICE_GROUPS,
     *BACKENDS,
     *CRITIC,
+    *PICTURES,
     *PARALLELISM,
     *MODEL_AND_DATA,
     *EPISODES,

@@ -36,8 +36,9 @@ _Path = Annotated[str, Field(pattern=r"^(/|~/|~$)", max_length=4096)]
 class SyntheticData(ApiModel):
     """A generated data set whose right answer depends on the prompt."""
 
-    task: Literal["RepeatLast", "Copy", "Reverse"] = "RepeatLast"
-    """`RepeatLast`: repeat the prompt's last symbol; `Copy`: repeat the prompt; `Reverse`: the prompt backwards."""
+    task: Literal["RepeatLast", "Copy", "Reverse", "NameColor"] = "RepeatLast"
+    """`RepeatLast`: repeat the prompt's last symbol; `Copy`: repeat the prompt; `Reverse`: the prompt backwards;
+    `NameColor`: name the colour of a square in a picture, one of `symbols` (at most 13)."""
     rows: Annotated[int, Field(ge=1, le=10**7)] = 4096
     """Number of distinct rows generated (fewer when the symbols allow no more)."""
     symbols: Annotated[int, Field(ge=2, le=100000)] = 13
@@ -166,6 +167,8 @@ class DataSource(ApiModel):
     """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"
     """Column with the reference answer, like `reward_model.ground_truth`; null when the reward needs none."""
+    image_key: Name | None = None
+    """Column with a row's pictures: paths below the data's folder or bytes, one or a list; null: none."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template (a plain string becomes one user message)."""
     chat: ChatSpec | None = None

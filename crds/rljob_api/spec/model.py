@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from rljob_api.base import ApiModel, FreeForm, Name, PositiveInt, Seed, Text
 
@@ -47,3 +49,5 @@ class ModelSpec(ApiModel):
     """Branch, tag or commit on the hub; default: the hub's default branch."""
     random: RandomModel | None = None
     """Random weights instead of a checkpoint."""
+    max_pixels: Annotated[int, Field(ge=784, le=2**26)] | None = None
+    """Pixels of a picture: larger ones are made smaller; default: the image processor's."""

@@ -27,6 +27,7 @@ PUBLISHED = {
     "example-frozen-lake-8xnpu": EXAMPLES / "qwen2.5-0.5b-frozen-lake-8xnpu.yaml",
     "example-fsdp-16xa3": EXAMPLES / "qwen3-8b-rlvr-fsdp-16xa3.yaml",
     "example-30b-a3b-fsdp-8xnpu": EXAMPLES / "qwen3-30b-a3b-fsdp-8xnpu.yaml",
+    "example-vl-8b-8xnpu": EXAMPLES / "qwen3-vl-8b-grpo-8xnpu.yaml",
     "example-fsdp-2x8": EXAMPLES / "qwen2.5-7b-rlvr-fsdp-2x8.yaml",
     "example-qwen3.5-8xnpu-async": EXAMPLES / "qwen3.5-9b-grpo-8xnpu-async.yaml",
 }

@@ -113,6 +113,7 @@ class Vllm:
     def __init__(self) -> None:
         self.free, self.calls = 40, []
         self.model_executor = types.SimpleNamespace()
+        self.engine_core = types.SimpleNamespace(reset_encoder_cache=lambda: self.calls.append("reset_encoder_cache"))
 
     def collective_rpc(self, method: str) -> list[Any]:
         if method == "rljob_device_memory":
@@ -143,9 +144,9 @@ def test_turns_report_the_bytes_that_moved_on_the_device() -> None:
     assert controller.wake_kv().resumed_bytes == 38
     assert vllm.calls == [
         "rljob_prepare",
-        *("drain", "reset_prefix_cache", "rljob_weight_bytes", "sleep 2"),
+        *("drain", "reset_encoder_cache", "reset_prefix_cache", "rljob_weight_bytes", "sleep 2"),
         *("rljob_note_parameters", "wake_up ['weights']", "rljob_restore_parameters"),
-        *("wake_up ['kv_cache']", "drain", "reset_prefix_cache"),
+        *("wake_up ['kv_cache']", "drain", "reset_encoder_cache", "reset_prefix_cache"),
     ]
 
 

@@ -169,7 +169,10 @@ def test_headers_decide() -> None:
     ("config", "message"),
     [
         ({"model_type": "never"}, "model_type 'never' is no model that transformers has"),
-        ({"model_type": "qwen3_vl", "text_config": {}}, "a model that sees; training.backend FSDP trains"),
+        (
+            {"model_type": "llava", "text_config": {}},
+            "'llava' is of a model that sees; of those, training.backend FSDP trains qwen2_5_vl and qwen3_vl",
+        ),
         ({"model_type": "t5"}, "transformers has no model of causal language modelling for 't5'"),
         ({"model_type": "rwkv"}, "'rwkv' has layers with a state"),
         ({"model_type": "mamba"}, "'mamba' has mamba; training.backend FSDP trains attention alone"),

@@ -40,6 +40,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2.5-7B": {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
     | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
     | {"max_position_embeddings": 131072},
+    "Qwen3-VL-8B-Instruct": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": False,
+        "text_config": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144}
+        | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True}
+            | {"mrope_section": [24, 20, 20]}
+        },
+        "vision_config": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+        | {"out_hidden_size": 4096, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+        | {"num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},
+    },
     # Its language half. The vision tower is neither trained nor counted.
     "Qwen3.5-9B": {"model_type": "qwen3_5", "vision_config": {}, "text_config": _QWEN3_5},
 }

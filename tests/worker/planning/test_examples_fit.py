@@ -28,6 +28,7 @@ PEAKS = {
     "qwen3-4b-grpo-8x910b-torch-mode": ("Qwen3-4B", [("actor_train", 45.66)]),
     "qwen3-4b-grpo-8x910b1": ("Qwen3-4B", [("actor_train", 45.66)]),
     "qwen3-8b-rlvr-16xa3": ("Qwen3-8B", [("actor_train", 45.74)]),
+    "qwen3-vl-8b-grpo-8xnpu": ("Qwen3-VL-8B-Instruct", [("actor_train", 35.03)]),
     "qwen3.5-9b-grpo-4xnpu": ("Qwen3.5-9B", [("actor_train", 44.49)]),
     "qwen3.5-9b-grpo-8xnpu-async": ("Qwen3.5-9B", [("actor_train", 43.10), ("update_weights", 47.00)]),
 }

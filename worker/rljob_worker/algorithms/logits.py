@@ -38,6 +38,8 @@ class LogitsTransform:
     top_k: int
     top_p: float
     min_p: float
+    forbidden: tuple[int, ...] = ()
+    """Tokens that are never sampled."""
 
     @classmethod
     def resolve(cls, sampling: SamplingParams, vocab_size: int) -> LogitsTransform:
@@ -52,14 +54,15 @@ class LogitsTransform:
         if sampling.top_k < -1:
             raise ValueError(f"sampling.top_k: {sampling.top_k} is negative; 0 keeps all tokens")
         if sampling.temperature < GREEDY_TEMPERATURE:
-            return cls(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+            return cls(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, forbidden=sampling.forbidden)
         top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else 0
-        return cls(max(sampling.temperature, MIN_TEMPERATURE), top_k, sampling.top_p, sampling.min_p)
+        temperature = max(sampling.temperature, MIN_TEMPERATURE)
+        return cls(temperature, top_k, sampling.top_p, sampling.min_p, sampling.forbidden)
 
     @property
     def filters(self) -> bool:
         """Whether any token may be excluded."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or bool(self.forbidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,12 @@ def keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard:
     for rows in _row_chunks(logits, shard.vocab_size):
         full = _divide(shard.gather_rows(logits[rows]).float(), transform.temperature)
         columns = slice(shard.start, shard.start + shard.valid)
-        keep[rows] = kept_tokens(full, labels[rows].clamp(0, shard.vocab_size - 1), transform)[:, columns]
+        forbidden = list(transform.forbidden)
+        # As the engine: before the filters.
+        full[:, forbidden] = -torch.inf
+        kept = kept_tokens(full, labels[rows].clamp(0, shard.vocab_size - 1), transform)
+        kept[:, forbidden] = False
+        keep[rows] = kept[:, columns]
     return keep
 
 

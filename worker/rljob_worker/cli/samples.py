@@ -88,6 +88,7 @@ def sample_text(sample: dict[str, Any]) -> str:
         f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {number(sample['reward'], 4)}"
         f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
         f"  weights {_weights(sample)}{_untrained(sample)}",
+        *(_texts("picture", _picture(picture)) for picture in sample.get("pictures", [])),
         _texts("prompt", sample["prompt"]),
         *(_turns(sample["turns"]) if "turns" in sample else [_texts("response", sample["response"])]),
     ]
@@ -98,6 +99,10 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["reward_error"]:
         lines.append(f"reward failed: {visible_block(sample['reward_error'], _MARGIN)}")
     return "\n".join([visible_line(lines[0]), *lines[1:]])
+
+
+def _picture(picture: Mapping[str, Any]) -> str:
+    return f"{picture['width']} x {picture['height']} pixels  sha256 {picture['sha256'][:16]}"
 
 
 def _turns(turns: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
+from rljob_worker.data.places import with_places
 from rljob_worker.data.prompts import ASSISTANT, Messages, parsed_prompt
 from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
@@ -126,10 +127,16 @@ class ChatTemplate:
             messages.insert(0, {"role": "system", "content": self._chat.system})
         return messages
 
-    def render(self, prompt: str | Messages, place: str) -> str:
-        """The text that the policy continues; `place` names the row in a message."""
+    def render(self, prompt: str | Messages, place: str, pictures: int = 0) -> str:
+        """The text that the policy continues; `place` names the row in a message, which has so many pictures."""
+        messages = self.messages(prompt)
+        if pictures:
+            try:
+                messages = with_places(messages, pictures)
+            except ValueError as error:
+                raise UserError(f"{place}: the row {error}") from None
         try:
-            return self._rendered(self.messages(prompt))
+            return self._rendered(messages)
         except TimeoutError:
             raise UserError(
                 f"{self._template_name()}: renders {place} for more than {_RENDER_SECONDS:g} s: a loop without end?"

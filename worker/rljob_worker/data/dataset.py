@@ -29,6 +29,7 @@ Tools = Mapping[str, Sequence[Schema]]
 """Schemas of tools, by the place in the manifest of the source whose policy may call them."""
 STATE_VERSION = 1
 _CACHED_TOKENS = 1_000_000
+_TOKEN_BYTES = 64
 _EXAMPLES = 3
 
 
@@ -69,7 +70,7 @@ class PromptSource:
     ):
         limits = [limit for limit in (spec.data.max_prompt_tokens, max_prompt_tokens) if limit is not None]
         renderers = [
-            Renderer(source, tokenizer, spec.reward, (tools or {}).get(source.field, ()))
+            Renderer(source, tokenizer, spec.reward, (tools or {}).get(source.field, ()), spec.model.max_pixels)
             for source in load_sources(spec)
         ]
         self._seed, self._shuffle = spec.seed, spec.data.shuffle
@@ -228,7 +229,7 @@ def load_evaluation_prompts(
         loaded = load_source(source, field)
         assert spec.evaluation is not None
         rows = ScoredRows.of(loaded, spec.reward, held_out_settings(spec.evaluation, source.name).max_prompts)
-        renderer = Renderer(loaded, tokenizer, spec.reward, (tools or {}).get(field, ()))
+        renderer = Renderer(loaded, tokenizer, spec.reward, (tools or {}).get(field, ()), spec.model.max_pixels)
         limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
         prompts += _held_out(renderer, rows.count, _limit(spec, source, limits))
         if scored is not None:
@@ -385,7 +386,7 @@ class _Stream:
         prompts = [rendered.get(row) or self._cache[row] for row in rows]
         if self._cached_tokens < _CACHED_TOKENS:
             self._cache |= rendered
-            self._cached_tokens += sum(len(prompt.token_ids) for prompt in rendered.values())
+            self._cached_tokens += sum(map(_size, rendered.values()))
         return prompts
 
     def _report(self, prompt: Prompt) -> None:
@@ -398,6 +399,11 @@ class _Stream:
         if len(examples) < _EXAMPLES:
             examples += ((prompt.uid, len(prompt.token_ids)),)
         self.skipped = SkippedPrompts(count, self.skipped.limit, examples)
+
+
+def _size(prompt: Prompt) -> int:
+    """In tokens; a picture's bytes count as so many of what a token takes."""
+    return len(prompt.token_ids) + sum(picture.patches.nbytes for picture in prompt.pictures) // _TOKEN_BYTES
 
 
 def _none_fits(loaded: LoadedSource, limit: int) -> str:

@@ -100,7 +100,7 @@ def _check_messages(messages: list[Any], source: DataSource) -> None:
                 f"has a wrong message {number}: each chat message in {source.prompt_key!r} needs a 'role' and a "
                 f"'content', not {_short(repr(message))}"
             )
-        text = _content(message, number)
+        text = _content(message, number, pictures=source.image_key is not None)
         asked |= bool(text.strip()) and message["role"] not in _INSTRUCTIONS
     if messages[-1]["role"] == ASSISTANT:
         raise ValueError(
@@ -110,7 +110,7 @@ def _check_messages(messages: list[Any], source: DataSource) -> None:
         raise ValueError("has no message that asks anything: a message of the user with text is needed")
 
 
-def _content(message: dict[str, Any], number: int) -> str:
+def _content(message: dict[str, Any], number: int, *, pictures: bool) -> str:
     """The text of a message; ValueError where its content is something else."""
     content = message["content"]
     if isinstance(content, str):
@@ -127,8 +127,13 @@ def _content(message: dict[str, Any], number: int) -> str:
     texts = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if pictures and kind == "image":
+            continue
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"has a wrong message {number}: its content holds {kind!r}; only text is supported")
+            raise ValueError(
+                f"has a wrong message {number}: its content holds {kind!r}; only text is supported, and "
+                "{'type': 'image'} with imageKey"
+            )
         texts.append(part["text"])
     return "".join(texts)
 

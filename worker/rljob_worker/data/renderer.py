@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.rewards import BUILTIN_REWARDS
 from rljob_api.spec import DataSource, RewardFunction, RewardSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.labels import label_text
+from rljob_worker.data.pictures import PictureProcessor, RowPictures
+from rljob_worker.data.places import text_with_places
 from rljob_worker.data.prompts import check_prompt
 from rljob_worker.data.reward_rows import RoutedRows, RowRewards, route
 from rljob_worker.data.seeds import SEED
@@ -18,7 +21,7 @@ from rljob_worker.data.sources import LoadedSource
 from rljob_worker.data.tokenizer import tokens_added_after
 from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
-from rljob_worker.types import Prompt
+from rljob_worker.types import Picture, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +68,7 @@ class Renderer:
         tokenizer: of the model.
         default_reward: of sources that have none.
         tools: schemas of the tools that the policy may call.
+        max_pixels: of a picture; None: as many as the model's image processor leaves.
     """
 
     def __init__(
@@ -73,8 +77,14 @@ class Renderer:
         tokenizer: PreTrainedTokenizerBase,
         default_reward: RewardSpec | None,
         tools: Sequence[Schema] = (),
+        max_pixels: int | None = None,
     ):
         self.loaded = loaded
+        self._pictures: PictureProcessor | None = None
+        self._row_pictures = RowPictures(loaded)
+        if loaded.image_key is not None:
+            self._pictures = PictureProcessor(Path(tokenizer.name_or_path), tokenizer, max_pixels)
+            self._row_pictures.check()
         self._tokenizer = tokenizer
         self.reward = _reward_of(loaded, default_reward)
         self._rewards = RowRewards(self.reward)
@@ -125,19 +135,41 @@ class Renderer:
                 )
                 for row, content in zip(rows, contents)
             ]
-        texts = [self._text(content[source.prompt_key], row) for content, row in zip(contents, rows)]
+        pictures = [self._pictures_of(row, content) for row, content in zip(rows, contents)]
+        texts = [
+            self._text(content[source.prompt_key], row, len(seen))
+            for content, row, seen in zip(contents, rows, pictures)
+        ]
         # A chat template writes the special tokens itself.
         encoded = self._tokenizer(texts, add_special_tokens=not source.apply_chat_template, return_attention_mask=False)
         prompts = []
-        for row, content, text, token_ids in zip(rows, contents, texts, encoded["input_ids"]):
-            token_ids = self._without_additions(token_ids)
+        for row, content, text, token_ids, seen in zip(rows, contents, texts, encoded["input_ids"], pictures):
+            token_ids = self._expanded(row, self._without_additions(token_ids), seen)
             if not token_ids:
                 raise UserError(f"{self.loaded.place(row)}: the prompt has no tokens")
             prompt = self._prompt(row, content, text, tuple(token_ids), source)
+            if seen:
+                prompt = replace(prompt, pictures=seen)
             if source.environment is not None:
                 prompt = replace(prompt, environment=self.loaded.field, seed=row, options=content)
             prompts.append(prompt)
         return prompts
+
+    def _pictures_of(self, row: int, content: dict[str, Any]) -> tuple[Picture, ...]:
+        if self._pictures is None:
+            return ()
+        try:
+            return tuple(self._pictures.picture(image) for image in self._row_pictures.of(row, content))
+        except ValueError as error:
+            raise UserError(f"{self.loaded.place(row)}: the image processor refuses its picture: {error}") from None
+
+    def _expanded(self, row: int, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+        if self._pictures is None:
+            return ids
+        try:
+            return self._pictures.expanded(ids, pictures)
+        except ValueError as error:
+            raise UserError(f"{self.loaded.place(row)}: the row {error}") from None
 
     def _without_additions(self, ids: list[int]) -> list[int]:
         """Without the tokenizer's end tokens, and with one begin token where text and tokenizer brought one each."""
@@ -146,6 +178,8 @@ class Renderer:
         return ids[1:] if self._begin is not None and ids[:2] == [self._begin, self._begin] else ids
 
     def _prompt(self, row: int, content: dict[str, Any], text: str, ids: tuple[int, ...], source: DataSource) -> Prompt:
+        # Rewards get texts: a picture's bytes would go to each of their processes, for each sample.
+        content = {name: value for name, value in content.items() if name != self.loaded.image_key}
         return Prompt(
             uid=f"{self.loaded.name}/{row}",
             source=self.loaded.name,
@@ -167,10 +201,15 @@ class Renderer:
         except ValueError as error:
             raise UserError(f"{self.loaded.place(row)}: {error}") from None
 
-    def _text(self, prompt: Any, row: int) -> str:
-        source = self.loaded.source
-        check_prompt(prompt, self.loaded.place(row), self.loaded.field, source)
-        return str(prompt) if self._chat is None else self._chat.render(prompt, self.loaded.place(row))
+    def _text(self, prompt: Any, row: int, pictures: int) -> str:
+        source, place = self.loaded.source, self.loaded.place(row)
+        check_prompt(prompt, place, self.loaded.field, source)
+        if self._chat is not None:
+            return self._chat.render(prompt, place, pictures)
+        try:
+            return text_with_places(str(prompt), pictures)
+        except ValueError as error:
+            raise UserError(f"{place}: the row {error}") from None
 
 
 def _reward_of(loaded: LoadedSource, default: RewardSpec | None) -> RewardSpec:

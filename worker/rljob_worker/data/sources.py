@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,9 @@ import numpy as np
 import xxhash
 
 from rljob_api import derived
-from rljob_api.spec import DataSource, Hub, RLJobSpec
+from rljob_api.spec import DataSource, Hub, RLJobSpec, SyntheticData
 from rljob_worker.data.chat import read_template
+from rljob_worker.data.colors import QUESTION, color_rows
 from rljob_worker.data.columns import TableRows
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from pyarrow import Table
 
+IMAGE = "image"
+"""Column of a generated row's picture."""
 TURNS = "turns"
 """Among the columns that rewards are given: the turns of an episode."""
 _LOOKED_AT = 100
@@ -72,7 +76,13 @@ class LoadedSource:
         found = {name for row in self.rows[:_LOOKED_AT] for name in row}
         if self.source.environment is not None:
             found.add(TURNS)
-        return frozenset(found - {self.source.prompt_key, self.source.label_key})
+        return frozenset(found - {self.source.prompt_key, self.source.label_key, self.image_key})
+
+    @property
+    def image_key(self) -> str | None:
+        """Column of its pictures; None where it has none."""
+        synthetic = self.source.synthetic
+        return IMAGE if synthetic is not None and synthetic.task == "NameColor" else self.source.image_key
 
     def place(self, row: int) -> str:
         """Name of a row in messages."""
@@ -222,6 +232,8 @@ def _load_rows(source: DataSource, field: str) -> LoadedSource:
 
 def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
     assert source.synthetic is not None
+    if source.synthetic.task == "NameColor":
+        return _load_colors(source, source.synthetic, field)
     pairs = generate_rows(source.synthetic)
     rows = [
         {source.prompt_key: prompt} | ({source.label_key: answer} if source.label_key else {})
@@ -230,6 +242,19 @@ def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
     fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(pairs).encode())
     name = source.name or source.synthetic.task
     return LoadedSource(name, field, f"{field}.synthetic", source, rows, fingerprint)
+
+
+def _load_colors(source: DataSource, data: SyntheticData, field: str) -> LoadedSource:
+    drawn = color_rows(data)
+    rows: list[Row] = [
+        {source.prompt_key: QUESTION, IMAGE: picture}
+        | ({source.label_key: " ".join([name] * data.answer_symbols)} if source.label_key else {})
+        for name, picture in drawn
+    ]
+    said = hashlib.sha256()
+    for name, picture in drawn:
+        said.update(name.encode() + b"\0" + picture)
+    return LoadedSource(source.name or data.task, field, f"{field}.synthetic", source, rows, said.hexdigest()[:32])
 
 
 def _load_seeds(source: DataSource, field: str) -> LoadedSource:

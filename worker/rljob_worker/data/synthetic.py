@@ -26,7 +26,8 @@ def symbol_names(count: int) -> list[str]:
 
 
 def generate_rows(data: SyntheticData) -> list[tuple[str, str]]:
-    """(prompt, answer) pairs of space-separated symbols: all prompts distinct, the same for the same seed.
+    """(prompt, answer) pairs of space-separated symbols, of a task of text: all prompts distinct, the same for the same
+    seed.
 
     The answer is the task's pattern repeated or cut to `answerSymbols`: the last symbol (`RepeatLast`), the prompt
     (`Copy`) or the reversed prompt (`Reverse`).

@@ -19,6 +19,10 @@ from rljob_worker.data.prompts import parsed_prompt
 from rljob_worker.data.sources import data_sources, evaluation_sources, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
+from rljob_worker.models.facts import PICTURE_MODELS
+from rljob_worker.models.hf_io import PICTURE_FILES
+from rljob_worker.models.pictures import MARK, PICTURE_TOKENS
+from rljob_worker.models.random_pictures import save_processor
 from rljob_worker.types import Generation
 
 if TYPE_CHECKING:
@@ -36,8 +40,9 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template*",
+    *PICTURE_FILES,
 )
-"""Patterns of the files that a tokenizer consists of."""
+"""Patterns of the files that a tokenizer consists of, and what makes input of pictures."""
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ROLES, TOOL = ("system", "user", "assistant"), "tool"
 CHAT_TEMPLATE = (
@@ -46,6 +51,13 @@ CHAT_TEMPLATE = (
 )
 
 
+PICTURES_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' }}{% if message['content'] is string %}"
+    "{{ message['content'] + ' ' }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "{{ '" + MARK + " ' }}{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""The template of jobs with pictures."""
 TOOLS_TEMPLATE = (
     "{% if tools %}{{ '<|tool|> ' }}{% for tool in tools %}{{ tool['function']['name'] + ' ' }}{% endfor %}{% endif %}"
     + CHAT_TEMPLATE
@@ -69,6 +81,8 @@ def prepare_tokenizer(spec: RLJobSpec, out: Path, spoken: Iterable[str] = ()) ->
         tokenizer = _train(spec, spec.model.random, spoken)
         with writing(out):
             tokenizer.save_pretrained(out)
+            if seeing(spec):
+                save_processor(spec.model.random.config, out)
     elif spec.model.path is not None:
         _copy_files(_locate(spec), out, spec.model.path)
     else:
@@ -176,14 +190,21 @@ def _train(spec: RLJobSpec, model: RandomModel, spoken: Iterable[str]) -> PreTra
     chat = any(source.apply_chat_template for _, source in sources)
     tools = any(source.environment is not None and source.environment.tools is not None for _, source in sources)
     roles = [*(ROLES if chat else ()), *([TOOL] if tools else [])]
-    special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in roles)]
+    special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in roles), *(PICTURE_TOKENS if seeing(spec) else ())]
     train = _train_word if model.tokenizer.kind == "Word" else _train_bpe
     tokenizer = train(chain(_texts(sources), spoken), special, model.tokenizer.vocab_size)
     arguments: dict[str, Any] = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNKNOWN}
     if chat:
-        template = TOOLS_TEMPLATE if tools else CHAT_TEMPLATE
-        arguments |= {"additional_special_tokens": special[3:], "chat_template": template}
+        template = PICTURES_TEMPLATE if seeing(spec) else TOOLS_TEMPLATE if tools else CHAT_TEMPLATE
+        arguments["chat_template"] = template
+    if special[3:]:
+        arguments["additional_special_tokens"] = special[3:]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **arguments)
+
+
+def seeing(spec: RLJobSpec) -> bool:
+    """Whether a random model takes pictures, whose tokens its tokenizer then has."""
+    return spec.model.random is not None and spec.model.random.config.get("model_type") in PICTURE_MODELS
 
 
 def _texts(sources: Iterable[tuple[str, DataSource]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rljob_api import RLJobSpec, derived
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
-from rljob_api.spec import ModelSpec
+from rljob_api.spec import ModelSpec, TrainingBackend
 from rljob_worker.checkpoints.reader import checkpoint_root
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
@@ -21,9 +21,10 @@ from rljob_worker.engine.arguments import longest_prompt, max_model_length, room
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
-from rljob_worker.models.facts import read_hf_config
+from rljob_worker.models.facts import PICTURE_MODELS, ModelFacts, read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
 from rljob_worker.rewards.group_filter import group_filter_of
@@ -100,6 +101,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = room_for_prompts(length, field, tokens)
+    pictures = _pictures(spec, model, model_folder)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
         tools = environments.tools()
         prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit, tools=tools)
@@ -129,7 +131,20 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         hosts=environments.hosts,
         critic_folder=beside,
         worlds=worlds,
+        pictures=pictures,
     )
+
+
+def _pictures(spec: RLJobSpec, model: ModelFacts, folder: Path) -> PictureFacts | None:
+    """Read how the job's model takes pictures; None: it takes none. UserError where the data have some all the same."""
+    sees = spec.training.backend is TrainingBackend.FSDP and model.model_type in PICTURE_MODELS
+    field = next(derived.pictures(spec), None)
+    if field is not None and not sees:
+        raise UserError(
+            f"spec.{field}: the data have pictures, and model_type {model.model_type!r} takes none; use a model of "
+            f"{' or '.join(PICTURE_MODELS)}"
+        )
+    return PictureFacts.of_folder(folder) if sees else None
 
 
 def checkpoint_folder(model: ModelSpec) -> Path:

@@ -119,7 +119,7 @@ class Job(ABC, Generic[H]):
             spec, policy_of(spec), cluster.engines, generation.calls, pool, inputs, progress, generation.stop
         )
         self.profiles = Profiles(spec, given.records.folder, cluster.trainers, cluster.engines, given.events.write)
-        self.training = Training(spec, cluster.trainers, in_phase)
+        self.training = Training(spec, cluster.trainers, in_phase, inputs.pictures)
         self.handover = handover(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
             spec,

@@ -13,6 +13,7 @@ from rljob_worker.cluster.actor import share
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.flow import Decision
+from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.phases import PhaseClock
 from rljob_worker.rollouts.batch import train_batch, training_sampling
 from rljob_worker.rollouts.step import Step
@@ -27,14 +28,18 @@ class Training:
         spec: the job.
         trainers: all of them.
         calls: waits for them.
+        pictures: how the model takes them; None: it takes none.
     """
 
-    def __init__(self, spec: RLJobSpec, trainers: TrainerGroup, calls: PhaseCalls) -> None:
+    def __init__(
+        self, spec: RLJobSpec, trainers: TrainerGroup, calls: PhaseCalls, pictures: PictureFacts | None = None
+    ) -> None:
+        self._pictures = pictures
         self._spec = spec
         self._trainers = trainers
         self._calls = calls
         self._algorithm = get_algorithm(spec.algorithm.name)
-        self._sampling = training_sampling(spec)
+        self._sampling = training_sampling(spec, pictures)
 
     @property
     def uses_reference(self) -> bool:
@@ -70,7 +75,17 @@ class Training:
     def batch(self, step: Step) -> TrainBatch:
         """Batch that the trainers learn from, for their calls alone (`cluster.actor.share`)."""
         groups = step.of(Decision.TRAINED)
-        return share(train_batch(groups, step.advantages, step.oldest_trained, by_critic=self.uses_critic))
+        seen = [step.prompts[group.ordinal].pictures for group in groups] if self._pictures is not None else []
+        return share(
+            train_batch(
+                groups,
+                step.advantages,
+                step.oldest_trained,
+                by_critic=self.uses_critic,
+                pictures=seen,
+                facts=self._pictures if any(seen) else None,
+            )
+        )
 
     def values(self, batch: TrainBatch) -> None:
         """The critic's values, and advantages of them; they stay with the trainers."""

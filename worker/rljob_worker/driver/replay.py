@@ -7,7 +7,7 @@ seed and a token's place, so that it does not matter which engine samples it, be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -170,7 +170,7 @@ def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
     return [
         AskedSpan(
             f"{prompt.uid} sample {episode.sample}, weights {version}",
-            _request(episode, place, one),
+            replace(_request(episode, place, one), pictures=prompt.pictures),
             (episode.stream.ids[span.start : span.stop], episode.stream.log_probs[span.start : span.stop]),
         )
         for episode in one.episodes

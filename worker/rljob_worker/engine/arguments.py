@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from rljob_api.derived import adapters_apart, longest_sequence, max_sequences, prompts_have_room
-from rljob_api.spec import Precision, RLJobSpec
+from rljob_api.spec import Precision, RLJobSpec, TrainingBackend
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.adapters import adapted_names
 from rljob_worker.engine.platforms import MERGED, engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.facts import PICTURE_MODELS, ModelFacts
+
+_PICTURES = {"image": 1, "video": 0}
+"""Inputs that vLLM makes room for when it starts: it takes pictures one by one, however many a prompt has."""
 
 
 def max_model_length(spec: RLJobSpec, model: ModelFacts) -> int:
@@ -59,7 +62,10 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
         # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
         "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
     }
-    if model.language_half:
+    if model.model_type in PICTURE_MODELS and spec.training.backend is TrainingBackend.FSDP:
+        # vLLM's processor of pictures, of which it asks for sizes alone, is made with the tokenizer.
+        own |= {"skip_tokenizer_init": False, "mm_processor_cache_gb": 0, "limit_mm_per_prompt": _PICTURES}
+    elif model.language_half:
         # Without it the engine would load a vision tower that no weight sync fills.
         own["language_model_only"] = True
     if model.linear_attention is not None:

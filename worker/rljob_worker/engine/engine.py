@@ -23,6 +23,7 @@ from rljob_worker.engine.adapters import load_policy_adapter
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.generation import StepLoop
+from rljob_worker.engine.pictures import PictureFeatures
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.profiler import EngineProfiler
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
@@ -33,7 +34,17 @@ from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
 from rljob_worker.models.facts import ModelFacts
-from rljob_worker.types import Cut, EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+from rljob_worker.models.pictures import PictureFacts
+from rljob_worker.types import (
+    Cut,
+    EngineReport,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    Picture,
+    SamplingParams,
+)
 from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
@@ -141,7 +152,9 @@ class Engine:
             self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             adapter = load_policy_adapter(self._engine, self.spec, Path(self.model_folder))
-            self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers(), adapter)
+            self._loop = StepLoop(
+                self._engine.engine_core, self._tokenizer, self._returned_layers(), adapter, self._pictures(arguments)
+            )
             self._service = RequestService(self._loop)
             self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
             if self.devices is None:
@@ -291,19 +304,26 @@ class Engine:
             raise RuntimeError(f"engine-{self.index}: was not started")
         return self._service
 
-    def score(self, token_lists: Sequence[IntArray]) -> list[FloatArray]:
+    def score(
+        self, token_lists: Sequence[IntArray], pictures: Sequence[Sequence[Picture]] | None = None
+    ) -> list[FloatArray]:
         """Log-probability of each token but the first, given those before it, at temperature 1 without truncation.
 
         Args:
             token_lists: N sequences of at least 2 tokens, each shorter than the engine's length.
+            pictures: of each; None: there are none.
 
         Returns:
             N arrays [length - 1] float32.
         """
         with self._operation("score"):
-            requests = [GenerationRequest(tuple(int(token) for token in tokens), 0) for tokens in token_lists]
+            seen = pictures or [()] * len(token_lists)
+            requests = [
+                GenerationRequest(tuple(int(token) for token in tokens), 0, pictures=tuple(own))
+                for tokens, own in zip(token_lists, seen, strict=True)
+            ]
             check_requests(requests, 1, self._max_length, self._vocab_size)
-            return self._loop.score([request.prompt_token_ids for request in requests], scoring_params())
+            return self._loop.score(requests, scoring_params())
 
     def take_draft_counts(self) -> DraftCounts:
         """Guesses of speculative decoding since the last time."""
@@ -404,6 +424,10 @@ class Engine:
     def _land(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
         answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
         return answers
+
+    def _pictures(self, arguments: Mapping[str, object]) -> PictureFeatures | None:
+        seeing = "limit_mm_per_prompt" in arguments
+        return PictureFeatures(PictureFacts.of_folder(self.model_folder)) if seeing else None
 
     def _returned_layers(self) -> IntArray | None:
         if not self.spec.rollout.router_replay:

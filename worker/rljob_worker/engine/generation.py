@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rljob_worker.engine.pictures import PictureFeatures
 from rljob_worker.errors import JobError
-from rljob_worker.types import ExpertArray, FloatArray, Generation, GenerationRequest, IntArray
+from rljob_worker.types import ExpertArray, FloatArray, Generation, GenerationRequest, IntArray, Picture
 from rljob_worker.upstream.switches import SEED
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    from rljob_worker.engine.pictures import Features
 
 _IDLE_STEPS = 100
 
@@ -54,6 +57,7 @@ class StepLoop:
         tokenizer: a fast Hugging Face tokenizer for stop strings; None where there is none.
         moe_layers: the layers whose experts are returned with each response; None: no experts are.
         adapter: what all requests are computed with; None: with the model's weights alone.
+        pictures: makes features of them; None: the model takes none.
     """
 
     def __init__(
@@ -62,8 +66,10 @@ class StepLoop:
         tokenizer: TokenizerLike | None,
         moe_layers: IntArray | None = None,
         adapter: LoRARequest | None = None,
+        pictures: PictureFeatures | None = None,
     ) -> None:
         self._core = core
+        self._pictures = pictures
         self._adapter = adapter
         self._tokenizer = tokenizer
         self._moe_layers = moe_layers
@@ -85,10 +91,12 @@ class StepLoop:
         """
         prompt: list[int] = []
         source: tuple[int, ...] | None = None
+        features: Features = None
         for index, request in enumerate(requests, first):
             if request.prompt_token_ids is not source:
                 source = request.prompt_token_ids
                 prompt = list(source)
+                features = self._features(prompt, request.pictures)
             own = copy.copy(params)
             own.extra_args = {SEED: request.seed}
             tokens = prompt
@@ -101,7 +109,7 @@ class StepLoop:
                 detokenizer = self._detokenizer(_core_request("", prompt, own))
                 # A stop string may begin in what was sampled before.
                 detokenizer.update(list(request.sampled_token_ids), False)
-            self._growing[self._request(tokens, own)] = _Growing(index, detokenizer)
+            self._growing[self._request(tokens, own, features)] = _Growing(index, detokenizer)
 
     def step(self) -> list[tuple[int, Generation]]:
         """One step of the engine; what finished in it, with its index.
@@ -123,6 +131,7 @@ class StepLoop:
     def interrupt(self) -> None:
         """Between two steps: drop the KV cache, that of growing requests too; the next step computes it anew."""
         self._core.reset_prefix_cache(reset_running_requests=True)
+        self._core.reset_encoder_cache()
 
     def take_back(self) -> list[tuple[int, Generation]]:
         """End what still grows, and what was generated of it, by index; the engine is idle then."""
@@ -136,13 +145,14 @@ class StepLoop:
         self._growing.clear()
         self._give_up(names)
 
-    def score(self, token_lists: Sequence[Sequence[int]], params: VllmSamplingParams) -> list[FloatArray]:
-        """Log-probability of each token but the first given those before it: N arrays [length - 1] float32."""
+    def score(self, requests: Sequence[GenerationRequest], params: VllmSamplingParams) -> list[FloatArray]:
+        """Log-probability of each prompt's tokens but the first given those before: N arrays [length - 1] float32."""
         waiting: dict[str, int] = {}
         scores: dict[int, FloatArray] = {}
         try:
-            for index, tokens in enumerate(token_lists):
-                waiting[self._request([int(token) for token in tokens], params)] = index
+            for index, request in enumerate(requests):
+                tokens = list(request.prompt_token_ids)
+                waiting[self._request(tokens, params, self._features(tokens, request.pictures))] = index
             while waiting:
                 for output in self._core.get_output().outputs:
                     if output.new_prompt_logprobs_tensors is not None:
@@ -153,13 +163,20 @@ class StepLoop:
         except BaseException:
             self._give_up(list(waiting))
             raise
-        return [scores[index] for index in range(len(token_lists))]
+        return [scores[index] for index in range(len(requests))]
 
-    def _request(self, prompt: list[int], params: VllmSamplingParams) -> str:
+    def _request(self, prompt: list[int], params: VllmSamplingParams, features: Features = None) -> str:
         request_id = str(self._next_id)
         self._next_id += 1
-        self._core.add_request(_core_request(request_id, prompt, params, self._adapter))
+        self._core.add_request(_core_request(request_id, prompt, params, self._adapter, features))
         return request_id
+
+    def _features(self, prompt: list[int], pictures: Sequence[Picture]) -> Features:
+        if not pictures:
+            return None
+        if self._pictures is None:
+            raise ValueError("a request has pictures, and the engine's model takes none")
+        return self._pictures.of(prompt, pictures)
 
     def _detokenizer(self, request: EngineCoreRequest) -> IncrementalDetokenizer:
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
@@ -232,14 +249,18 @@ def _until_stop(detokenizer: IncrementalDetokenizer, tokens: list[int], ended: b
 
 
 def _core_request(
-    request_id: str, prompt: list[int], params: VllmSamplingParams, adapter: LoRARequest | None = None
+    request_id: str,
+    prompt: list[int],
+    params: VllmSamplingParams,
+    adapter: LoRARequest | None = None,
+    features: Features = None,
 ) -> EngineCoreRequest:
     from vllm.v1.engine import EngineCoreRequest
 
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        mm_features=None,
+        mm_features=features,
         sampling_params=params,
         pooling_params=None,
         arrival_time=0.0,

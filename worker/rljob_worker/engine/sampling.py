@@ -49,6 +49,9 @@ def vllm_sampling(
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
     params.update_from_generation_config(dict(generation_config), end_token)
+    if sampling.forbidden:
+        # Words of one token: vLLM gives these -inf before its filters. Its own field is filled from texts.
+        params._bad_words_token_ids = [[token] for token in sampling.forbidden]
     return params
 
 

@@ -66,8 +66,10 @@ class SleepController(ABC):
         return MemoryReading(sum(map(process_resident_bytes, pids)))
 
     def forget_prefixes(self) -> None:
-        """Drop the keys and values of all prompts; RuntimeError while requests hold them."""
+        """Drop keys and values of prompts and features of pictures; RuntimeError while requests hold them."""
         self._drain()
+        # Of the weights before, without a word.
+        self._engine.engine_core.reset_encoder_cache()
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
 

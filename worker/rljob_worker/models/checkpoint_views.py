@@ -8,8 +8,8 @@ of a parameter is a view of it. A folder's own headers then decide whether that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DERIVED = "rotary_emb.inv_freq"
 """Old checkpoints store this buffer, which follows from the config."""
+_MODEL, _TOWER = "model.", "visual."
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,16 @@ def checkpoint_views(model: nn.Module) -> list[CheckpointView]:
         )
     order = {name: index for index, name in enumerate(parameters)}
     return sorted(views, key=lambda view: (order[view.parameter], view.offset))
+
+
+def called_as(views: Sequence[CheckpointView], names: Container[str]) -> list[CheckpointView]:
+    """The views by the names that a folder's files have: towers were once no part of `model`."""
+    found = []
+    for view in views:
+        older = view.name.removeprefix(_MODEL)
+        is_older = older.startswith(_TOWER) and view.name not in names and older in names
+        found.append(replace(view, name=older) if is_older else view)
+    return found
 
 
 def check_headers(

@@ -11,6 +11,8 @@ from rljob_api.rules.model_config import size_findings
 from rljob_worker.errors import UserError
 from rljob_worker.models.json_files import read_json_object
 
+PICTURE_MODELS = ("qwen2_5_vl", "qwen3_vl")
+"""Model types that FSDP trains with pictures: their towers, positions and placeholders are known."""
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that families give the number of a layer's routed experts."""
 
@@ -151,7 +153,7 @@ class HfConfig(Protocol):
     linear_conv_kernel_dim: int
 
 
-class _HfWholeConfig(Protocol):
+class HfWholeConfig(Protocol):
     """transformers' configuration of a model that sees."""
 
     text_config: HfConfig
@@ -187,6 +189,12 @@ def hf_config(raw: Mapping[str, object], where: str) -> HfConfig:
     Raises:
         UserError: a size without end, or something that transformers refuses.
     """
+    whole = whole_config(raw, where)
+    return cast("HfWholeConfig", whole).text_config if sees(raw, where) else cast("HfConfig", whole)
+
+
+def whole_config(raw: Mapping[str, object], where: str) -> HfConfig | HfWholeConfig:
+    """The configuration that transformers makes of a config; errors as of `hf_config`."""
     from transformers import AutoConfig
 
     sizes = {key: value for key, value in language_config(raw, where).items() if value is not None}
@@ -194,11 +202,10 @@ def hf_config(raw: Mapping[str, object], where: str) -> HfConfig:
         key = str(finding.path[0])
         raise UserError(f"{where}: {key} {sizes[key]!r} {finding.wrong}; {finding.allowed}")
     try:
-        make: Callable[..., HfConfig | _HfWholeConfig] = AutoConfig.for_model
-        whole = make(**raw)
+        make: Callable[..., HfConfig | HfWholeConfig] = AutoConfig.for_model
+        return make(**raw)
     except Exception as error:  # transformers' own validation raises many types
         raise UserError(f"{where}: {error}") from error
-    return cast("_HfWholeConfig", whole).text_config if sees(raw, where) else cast("HfConfig", whole)
 
 
 def facts_of(raw: Mapping[str, object], where: str, hf: HfConfig) -> ModelValues:
@@ -212,7 +219,8 @@ def facts_of(raw: Mapping[str, object], where: str, hf: HfConfig) -> ModelValues
         num_query_groups=getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
         head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         max_position_embeddings=hf.max_position_embeddings,
-        tied_embeddings=bool(hf.tie_word_embeddings),
+        # Of a model that sees, it may be the whole's alone.
+        tied_embeddings=bool(getattr(hf, "tie_word_embeddings", raw.get("tie_word_embeddings"))),
         moe_layers=_moe_layers(hf),
         linear_attention=_linear_attention(hf),
         linear_layers=_linear_layers(hf),

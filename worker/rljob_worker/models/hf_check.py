@@ -9,7 +9,6 @@ import torch
 
 from rljob_api.spec import LoraSpec
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.hf_io import check_tensor_names, open_tensors
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.models.transformers_model import TransformersModel, elements
@@ -57,5 +56,8 @@ def checkpoint_bytes(model: TrainedModel, precision: str, lora: LoraSpec | None 
     if lora is not None and isinstance(model, TransformersModel):
         return 12 * sum(elements(shapes) for shapes in model.adapters(lora))
     parameters = sum(math.prod(shape) for _, shape in checkpoint_tensors(model).trained)
-    both = precision == "bf16" and isinstance(model, ModelConfig)
+    if isinstance(model, TransformersModel):
+        # What is frozen has no moments.
+        return 12 * parameters - 8 * elements(model.frozen)
+    both = precision == "bf16"
     return parameters * (4 + 4 + 4 + (2 if both else 0))

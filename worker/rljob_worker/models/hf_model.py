@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from rljob_worker.errors import UserError
-from rljob_worker.models.facts import HfConfig, hf_config, hf_source, sees
+from rljob_worker.models.facts import PICTURE_MODELS, HfConfig, hf_config, hf_source, sees, whole_config
 
 PACKED = "rljob_packed"
 """transformers' name of the attention over rows of samples that trainers register (`trainer.fsdp.attention`)."""
@@ -53,9 +53,20 @@ if TYPE_CHECKING:
         config: _Config
 
         def __call__(
-            self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, row_bounds: Sequence[int] = ...
+            self,
+            *,
+            input_ids: Tensor,
+            position_ids: Tensor,
+            use_cache: bool,
+            row_bounds: Sequence[int] = ...,
+            pixel_values: Tensor = ...,
+            image_grid_thw: Tensor = ...,
         ) -> _Output:
-            """Logits of [b, S] int64 tokens at int64 positions; only attention over rows takes bounds."""
+            """Logits of [b, S] int64 tokens at int64 positions; only attention over rows takes bounds.
+
+            A model that sees takes positions [4, b, S], of which the first line is a text's, and pictures [p, D] with
+            their patches [k, 3] along time, height and width.
+            """
             ...
 
         def get_decoder(self) -> _Decoder:
@@ -112,23 +123,30 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
         source: the folder or the config.
         attention: transformers' name of the attention that is computed, where the model allows it.
 
+    The tower of a model that sees is frozen.
+
     Raises:
-        UserError: no model of causal language modelling over text, or one that packed rows would be wrong for; names
-            the config and the field.
+        UserError: no model of causal language modelling, or one that packed rows would be wrong for; names the config
+            and the field.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     raw, where = hf_source(source)
     check_trainable(raw, where)
-    config = hf_config(raw, where)
+    chosen: str | dict[str, str] = _attention(raw, hf_config(raw, where), attention)
+    made = AutoModelForCausalLM
+    if sees(raw, where):
+        # A picture's patches see each other, whichever attention the text has.
+        chosen = {"text_config": chosen, "vision_config": "sdpa" if attention == PACKED else attention}
+        made = AutoModelForImageTextToText
     with parameters_on_meta():
         model = cast(
             "HfModel",
-            AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=_attention(raw, config, attention)
-            ),
+            made.from_config(whole_config(raw, where), dtype=torch.float32, attn_implementation=chosen),
         )
     _check_buffers(model, where)
+    for parameter in tower(model):
+        parameter.requires_grad_(False)
     # torch gives the row of the padding token no gradient, and a policy may well sample that token.
     model.get_input_embeddings().padding_idx = None
     return model.eval()
@@ -136,7 +154,13 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
 
 def has_packed_attention(model: HfModel) -> bool:
     """Whether a model's attention gets the begins of a row's samples."""
-    return getattr(model.config, "_attn_implementation", None) == PACKED
+    return getattr(model.config.get_text_config(), "_attn_implementation", None) == PACKED
+
+
+def tower(model: HfModel) -> list[nn.Parameter]:
+    """Parameters of what turns pictures into features, projection included; none in a model of text."""
+    visual = getattr(getattr(model, "model", None), "visual", None)
+    return list(visual.parameters()) if isinstance(visual, nn.Module) else []
 
 
 def gathered_apart(model: HfModel) -> list[nn.Module]:
@@ -171,13 +195,13 @@ def check_trainable(raw: Mapping[str, object], where: str) -> None:
     """Refuse a config that no transformers model of causal language modelling is for; UserError names the field."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if sees(raw, where):
+    seeing, model_type = sees(raw, where), str(raw["model_type"])
+    if seeing and model_type not in PICTURE_MODELS:
         raise UserError(
-            f"{where}: model_type {raw['model_type']!r} is of a model that sees; training.backend FSDP trains models "
-            "of text alone"
+            f"{where}: model_type {model_type!r} is of a model that sees; of those, training.backend FSDP trains "
+            f"{' and '.join(PICTURE_MODELS)}"
         )
-    model_type = str(raw["model_type"])
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not seeing and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UserError(f"{where}: transformers has no model of causal language modelling for {model_type!r}")
     if raw.get("quantization_config"):
         raise UserError(f"{where}: quantization_config is not supported; use an unquantized checkpoint")
@@ -217,9 +241,10 @@ def _attention(raw: Mapping[str, object], config: HfConfig, wanted: str) -> str:
 
 
 def _model_class(model_type: str) -> _ModelClass:
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    return cast("Mapping[type, _ModelClass]", MODEL_FOR_CAUSAL_LM_MAPPING)[CONFIG_MAPPING[model_type]]
+    classes = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if model_type in PICTURE_MODELS else MODEL_FOR_CAUSAL_LM_MAPPING
+    return cast("Mapping[type, _ModelClass]", classes)[CONFIG_MAPPING[model_type]]
 
 
 def _check_buffers(model: nn.Module, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,10 +12,17 @@ from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
 from rljob_worker.models.checkpoint_views import checkpoint_views
 from rljob_worker.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
-from rljob_worker.models.facts import hf_config
+from rljob_worker.models.facts import PICTURE_MODELS, whole_config
 from rljob_worker.models.hf_io import save_hf_folder
 from rljob_worker.models.hf_model import build_hf_model, check_settings
 from rljob_worker.models.manifest import hf_manifest
+from rljob_worker.models.pictures import PICTURE_TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PICTURE_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+"""Fields of a config, for each of `PICTURE_TOKENS`."""
 
 
 def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path) -> None:
@@ -56,12 +64,29 @@ def _complete_config(given: Mapping[str, object], tokenizer_folder: str | Path) 
 
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder), trust_remote_code=False)
     config: dict[str, object] = {"vocab_size": len(tokenizer), **given}
+    if given.get("model_type") in PICTURE_MODELS:
+        return _seeing_config(given, tokenizer)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         config.setdefault(key, getattr(tokenizer, key))
     size = config["vocab_size"]
     if isinstance(size, int) and size < len(tokenizer):
         raise UserError(f"model.random.config: vocab_size {size} is smaller than the tokenizer's {len(tokenizer)}")
     return config
+
+
+def _seeing_config(given: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """With the tokenizer's tokens: the text's in the text's config, those of pictures beside it."""
+    text = given.get("text_config")
+    if not isinstance(text, Mapping):
+        raise UserError("model.random.config.text_config: is missing: the sizes of the language half")
+    vocabulary = tokenizer.get_vocab()
+    own = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    text = {"vocab_size": len(tokenizer), **own, **text}
+    size = text["vocab_size"]
+    if not isinstance(size, int) or size < len(tokenizer):
+        raise UserError(f"model.random.config.text_config: vocab_size {size!r}; the tokenizer has {len(tokenizer)}")
+    tokens = dict(zip(_PICTURE_IDS, (vocabulary[token] for token in PICTURE_TOKENS), strict=True))
+    return {**given, **tokens, "text_config": text}
 
 
 def _random_tensors(cfg: ModelConfig, seed: int, std: float, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,13 +104,15 @@ def _drawn_by_transformers(
     config: Mapping[str, object], seed: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """A checkpoint of transformers' own random weights of any model."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     check_settings(config, "model.random.config")
+    seeing = config["model_type"] in PICTURE_MODELS
+    made = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
     views = checkpoint_views(build_hf_model(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(hf_config(config, "model.random.config"), dtype=torch.float32)
+        model = made.from_config(whole_config(config, "model.random.config"), dtype=torch.float32)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for view in views:
         yield view.name, view.of(parameters[view.parameter]).to(dtype, copy=True)

@@ -7,16 +7,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 
 from rljob_api.spec import LoraSpec
 from rljob_worker.models.adapters import A, B, LinearModule, adapted_modules, linear_modules
-from rljob_worker.models.checkpoint_views import checkpoint_views
+from rljob_worker.models.checkpoint_views import called_as, checkpoint_views
 from rljob_worker.models.facts import ModelFacts, facts_of, hf_config, hf_source
-from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names
+from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names, tower
 from rljob_worker.models.manifest import CheckpointTensors
 from rljob_worker.models.served import check_served
+from rljob_worker.models.weight_files import files_there
 
 Shapes = tuple[tuple[int, ...], ...]
 """Shapes of parameters."""
@@ -33,6 +35,8 @@ class TransformersModel(ModelFacts):
     """Parameters of what is gathered together: each layer, then an untied embedding and head; each layer is alone."""
     root: Shapes
     """Parameters that are in none of them."""
+    frozen: Shapes
+    """Parameters of `root` that no update changes: a tower for pictures."""
     linear: tuple[LinearModule, ...]
     """Modules of the layers that can have adapters."""
 
@@ -49,13 +53,16 @@ class TransformersModel(ModelFacts):
         check_served(raw, where)
         apart = gathered_apart(model)
         inside = {id(parameter) for module in apart for parameter in module.parameters()}
-        views = checkpoint_views(model)
+        seeing = tower(model) and not isinstance(source, Mapping)
+        files = files_there(Path(cast("str | Path", source))) if seeing else {}
+        views = called_as(checkpoint_views(model), files)
         return cls(
             **facts_of(raw, where, hf_config(raw, where)),
             config=json.dumps(dict(raw)),
             tensors=CheckpointTensors(tuple((view.name, view.shape) for view in views), tied_names(model)),
             units=tuple(_shapes(module) for module in apart),
             root=tuple(tuple(p.shape) for p in model.parameters() if id(p) not in inside),
+            frozen=tuple(tuple(parameter.shape) for parameter in tower(model)),
             linear=linear_modules(model),
         )
 

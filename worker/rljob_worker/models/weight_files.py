@@ -51,6 +51,11 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def files_there(folder: Path) -> dict[str, Path]:
+    """The same; empty where the folder has no weights (yet)."""
+    return tensor_files(folder) if next(folder.glob("*.safetensors"), None) else {}
+
+
 def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
     """File -> the tensors in it."""
     names: dict[Path, list[str]] = {}

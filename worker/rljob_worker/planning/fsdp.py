@@ -7,6 +7,7 @@ formula for any.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,11 +35,16 @@ _FP32 = 4
 
 def fsdp_state(spec: RLJobSpec, model: TransformersModel, job: JobShape) -> TrainingState:
     """This rank's rows: what is trained, fp32, and two moments, all the time. Gradients are there in training passes
-    alone. With adapters they are what is trained, and the model's own weights are in the format of computation."""
+    alone. With adapters they are what is trained, and the model's own weights are in the format of computation. A
+    frozen tower has fp32 rows alone."""
     shards, lora = job.trainers.shards, spec.training.lora
     rows = [_rows(shape, shards) for shape in model.parameters]
-    trained = [_rows(shape, shards) for layer in model.adapters(lora) for shape in layer] or rows
-    frozen = 0 if lora is None else sum(rows) * itemsize(spec)
+    tower = [_rows(shape, shards) for shape in model.frozen]
+    trained = [_rows(shape, shards) for layer in model.adapters(lora) for shape in layer]
+    frozen = sum(rows) * itemsize(spec)
+    if lora is None:
+        # Of equal shapes one is as good as another.
+        trained, frozen = list((Counter(rows) - Counter(tower)).elements()), sum(tower) * _FP32
     return TrainingState(
         weights=frozen + sum(trained) * _FP32,
         trained=sum(trained) * _FP32,

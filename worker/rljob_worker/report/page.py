@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,6 +24,7 @@ _ASSETS = resources.files("rljob_worker.report") / "assets"
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "charts.js", "samples.js")
 _STYLES = ("uplot/uPlot.min.css", "report.css")
 _NO_LIMIT = 1000
+_PNG, _BASE64 = "iVBORw0KGgo", re.compile("[A-Za-z0-9+/]+={0,2}", re.ASCII)
 _EXAMPLES = 5
 
 
@@ -71,6 +73,8 @@ class Table:
     """Under which the scripts find it."""
     text_from: int = _NO_LIMIT
     """First column of texts that the policy or a user wrote: they keep their line breaks."""
+    pictures: Sequence[Sequence[str]] = ()
+    """PNG images of each row, in base64, before the text of that column; empty: no row has any."""
     kind: ClassVar[str] = "table"
 
 
@@ -88,7 +92,18 @@ def sample_table(samples: Sequence[dict[str, Any]]) -> Table:
     chosen = [*ordered[:_EXAMPLES], *ordered[-_EXAMPLES:]] if len(ordered) > 2 * _EXAMPLES else ordered
     texts = [[sample["prompt"], sample["response"], str(sample["label"])] for sample in chosen]
     rows = [[number(sample["reward"]), *map(excerpt, row)] for sample, row in zip(chosen, texts, strict=True)]
-    return Table(["reward", "prompt", "response", "label"], rows, text_from=1)
+    seen = [[str(picture["thumbnail"]) for picture in sample.get("pictures", [])] for sample in chosen]
+    return Table(
+        ["reward", "prompt", "response", "label"],
+        rows,
+        text_from=1,
+        pictures=[*map(_images, seen)] if any(seen) else (),
+    )
+
+
+def _images(pictures: Sequence[str]) -> list[str]:
+    """Keep what is base64 of PNG, and nothing else that a file could hold."""
+    return [picture for picture in pictures if picture.startswith(_PNG) and _BASE64.fullmatch(picture)]
 
 
 def document(name: str, parts: Iterable[Part], manifest: JsonObject, data: JsonObject | None = None) -> str:

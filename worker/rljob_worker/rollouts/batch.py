@@ -14,12 +14,18 @@ from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Finish, Group
 from rljob_worker.flow.streams import NO_VERSION
 from rljob_worker.flow.turns import Turn
+from rljob_worker.models.pictures import PictureFacts, batch_pictures
 from rljob_worker.rollouts.step import Step
-from rljob_worker.types import FloatArray, SamplingParams, TrainBatch
+from rljob_worker.types import FloatArray, Picture, SamplingParams, TrainBatch
 
 
-def training_sampling(spec: RLJobSpec) -> SamplingParams:
-    """Sampling of training samples; the trainer applies the same transform to its logits."""
+def training_sampling(spec: RLJobSpec, pictures: PictureFacts | None = None) -> SamplingParams:
+    """Sampling of training samples; the trainer applies the same transform to its logits.
+
+    Args:
+        spec: the job.
+        pictures: of a model that takes some, whose placeholders are never sampled.
+    """
     rollout = spec.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
@@ -30,14 +36,15 @@ def training_sampling(spec: RLJobSpec) -> SamplingParams:
         stop=tuple(rollout.stop),
         stop_token_ids=tuple(rollout.stop_token_ids),
         ignore_eos=rollout.ignore_eos,
+        forbidden=() if pictures is None else pictures.placeholders,
     )
 
 
-def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
+def evaluation_sampling(spec: RLJobSpec, pictures: PictureFacts | None = None) -> SamplingParams:
     """Sampling of evaluation samples: the job's way of stopping, the evaluation's own temperature and nucleus."""
     assert spec.evaluation is not None
     return replace(
-        training_sampling(spec),
+        training_sampling(spec, pictures),
         max_tokens=spec.evaluation.max_response_tokens or spec.rollout.max_response_tokens,
         temperature=spec.evaluation.temperature,
         top_p=spec.evaluation.top_p,
@@ -47,7 +54,13 @@ def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
 
 
 def train_batch(
-    groups: Sequence[Group], advantages: FloatArray, oldest: int = 0, *, by_critic: bool = False
+    groups: Sequence[Group],
+    advantages: FloatArray,
+    oldest: int = 0,
+    *,
+    by_critic: bool = False,
+    pictures: Sequence[Sequence[Picture]] = (),
+    facts: PictureFacts | None = None,
 ) -> TrainBatch:
     """The streams of a step, one after the other.
 
@@ -56,6 +69,8 @@ def train_batch(
         advantages: [N], the same for all of a sample's tokens.
         oldest: tokens of weights before these count as not sampled: nothing is learned from them.
         by_critic: whether `advantages` are rewards, of which a critic makes the advantages of tokens.
+        pictures: of each group's prompt.
+        facts: how the model takes them; None: it takes none.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     streams = [episode.stream for episode in episodes]
@@ -77,6 +92,13 @@ def train_batch(
         versions=versions[is_sampled],
         experts=np.concatenate(experts) if experts else None,
         rewards=advantages.astype(np.float32) if by_critic else None,
+        pictures=None
+        if facts is None
+        else batch_pictures(
+            [stream.ids for stream in streams],
+            [seen for group, seen in zip(groups, pictures, strict=True) for _ in group.episodes],
+            facts,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from rljob_worker.flow.pool import OpenGroups
 from rljob_worker.rollouts.batch import evaluation_sampling
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.growth import Growth
+from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.whole import in_shares
 from rljob_worker.rollouts.turns import Beginning
 from rljob_worker.types import Prompt
@@ -37,17 +38,17 @@ class HeldOut:
         spec: the job.
         generator: the engines.
         growth: the loop.
-        prompts: the held-out ones.
+        inputs: with the held-out prompts.
         stop: set when the job was asked to stop.
     """
 
     def __init__(
-        self, spec: RLJobSpec, generator: Generator, growth: Growth, prompts: Sequence[Prompt], stop: threading.Event
+        self, spec: RLJobSpec, generator: Generator, growth: Growth, inputs: Inputs, stop: threading.Event
     ) -> None:
         self._spec = spec
         self._generator = generator
         self._growth = growth
-        self._prompts = prompts
+        self._prompts, self._pictures = inputs.evaluation_prompts, inputs.pictures
         self._stop = stop
 
     def answered(self, version: int) -> list[Answered]:
@@ -96,7 +97,7 @@ class HeldOut:
         growing = [one for one in groups.groups if not one.complete]
         when_free = self._spec.rollout.assignment is RolloutAssignment.WHEN_FREE
         assignment = in_shares(growing, self._generator.fleet, when_free=when_free)
-        sampling = evaluation_sampling(self._spec)
+        sampling = evaluation_sampling(self._spec, self._pictures)
         self._growth.grow(groups, assignment, sampling, version, self._generator.occupancy())
         if lost := self._growth.turns.take_given_back():
             raise JobError(

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.rewards.group_filter import GroupFilter
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
@@ -35,5 +36,7 @@ class Inputs:
     """Hosts of environments; to be started, and closed at the end."""
     critic_folder: Path | None = None
     """The critic's starting point; None: `model_folder`, or there is no critic."""
+    pictures: PictureFacts | None = None
+    """The way that the model takes pictures; None: it takes none."""
     worlds: Mapping[str, World] = field(default_factory=dict)
     """Environments, by place in the manifest of their source."""

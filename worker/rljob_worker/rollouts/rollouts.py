@@ -66,9 +66,9 @@ class Rollouts:
             inputs.worlds,
             Pace.TOGETHER if spec.episodes is None else spec.episodes.pace,
         )
-        self._held_out = HeldOut(spec, self.generator, self._growth, inputs.evaluation_prompts, stop)
+        self._held_out = HeldOut(spec, self.generator, self._growth, inputs, stop)
         self._filter = inputs.group_filter
-        self._sampling = training_sampling(spec)
+        self._sampling = training_sampling(spec, inputs.pictures)
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._ahead: Step | None = None
         """The last step whose batch was made ahead."""

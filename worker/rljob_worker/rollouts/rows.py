@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from typing import Any
 
 from rljob_worker.flow import Episode, Group, SpanKind
-from rljob_worker.types import Prompt
+from rljob_worker.types import Picture, Prompt
 
 
 def response_row(
@@ -38,6 +39,7 @@ def response_row(
         "prompt_uid": prompt.uid,
         "prompt": prompt.text if episode.opening is None or prompt.token_ids else episode.opening.observation,
         "label": prompt.label,
+        **({"pictures": [_picture(picture) for picture in prompt.pictures]} if prompt.pictures else {}),
         "sample": episode.sample,
         "response": episode.text,
         "response_tokens": episode.sampled_length,
@@ -56,6 +58,16 @@ def response_row(
             if span.kind is SpanKind.SAMPLED
         ],
         **({} if episode.opening is None else {"turns": turn_rows(episode), "restarts": episode.restarts}),
+    }
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    return {
+        "width": picture.size[0],
+        "height": picture.size[1],
+        "patches": list(picture.grid),
+        "sha256": picture.digest,
+        "thumbnail": base64.b64encode(picture.thumbnail).decode(),
     }
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -165,7 +165,10 @@ class Turns:
     def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
         """Requests that engines get to go on with a group."""
         budget = None if prompt.environment is None else self._worlds[prompt.environment].budget
-        return [((group.ordinal, sample), request) for sample, request in group.requests(budget)]
+        asked = group.requests(budget)
+        if prompt.pictures:
+            asked = [(sample, replace(request, pictures=prompt.pictures)) for sample, request in asked]
+        return [((group.ordinal, sample), request) for sample, request in asked]
 
     def request(self, group: Group, prompt: Prompt, sample: int) -> GenerationRequest | None:
         """Request that an engine gets to go on with one sample; None: there is none."""

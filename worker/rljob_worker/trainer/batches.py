@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.sharing import Prompts, plan_sharing, segments_of
-from rljob_worker.types import ExpertArray, IntArray, TrainBatch
+from rljob_worker.types import BatchPictures, ExpertArray, IntArray, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class MicroBatch:
     input_ids: Tensor
     """[1, T] int64: of each sample all tokens but the last one; a prompt that is shared stands once."""
     position_ids: Tensor
-    """[1, T] int64, each token's place in its own sample."""
+    """[1, T] int64, each token's place in its own sample; of a batch with pictures [4, 1, T]: that place, then time,
+    row and column."""
     bounds: IntArray
     """[s + 1] int32, where each segment begins; the last is T. On the host, whatever the device is."""
     rows: Tensor
@@ -50,6 +51,12 @@ class MicroBatch:
     """
     experts: Tensor | None = None
     """[T, 1, layers with experts, experts of a token] uint8 or int16, to route by; None: the trainer's own choice."""
+    patches: Tensor | None = None
+    """[p, D] uint8, of the k distinct pictures of the samples; None: no sample has any."""
+    grids: Tensor | None = None
+    """[k, 3] int64, patches of each of them along time, height and width."""
+    pictures: tuple[int, ...] = ()
+    """Numbers below k of the pictures in the row, in the order of their places in it."""
 
     @property
     def longest(self) -> int:
@@ -117,6 +124,7 @@ class PackedBatch:
         self.versions = batch.versions
         # Streams of a single token each have none.
         self.experts = batch.experts if batch.experts is not None and len(batch.experts) else None
+        self.pictures = None if batch.pictures is None else PackedPictures(batch.pictures)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -165,7 +173,9 @@ class PackedBatch:
         return MicroBatch(
             samples=samples,
             input_ids=torch.from_numpy(self.tokens[self.starts[sample] + places]).unsqueeze(0),
-            position_ids=torch.from_numpy(places).unsqueeze(0),
+            position_ids=torch.from_numpy(places).unsqueeze(0)
+            if self.pictures is None
+            else torch.from_numpy(self.pictures.positions(places, self.starts[sample] + places)).unsqueeze(1),
             bounds=bounds.astype(np.int32),
             rows=torch.from_numpy(segments.rows(row, in_sample - 1)),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
@@ -176,6 +186,7 @@ class PackedBatch:
             versions=torch.from_numpy(self.versions[chosen]),
             prefixes=segments.prefixes,
             experts=None if self.experts is None else self._experts(self.experts, sample, places),
+            **({} if self.pictures is None else self.pictures.of(samples)),
         )
 
     def sampled_of(self, samples: IntArray) -> IntArray:
@@ -191,6 +202,32 @@ class PackedBatch:
         chosen = experts[np.minimum(rows, len(experts) - 1)]
         # torch computes little with unsigned 16 bits.
         return torch.from_numpy(chosen if chosen.dtype == np.uint8 else chosen.astype(np.int16)).unsqueeze(1)
+
+
+class PackedPictures:
+    """The pictures of a step's streams, with where each one's patches begin."""
+
+    def __init__(self, pictures: BatchPictures) -> None:
+        self._pictures = pictures
+        sizes = pictures.grids.prod(axis=1)
+        self._parts = np.split(pictures.patches, np.cumsum(sizes)[:-1])
+        self._of_stream = np.split(pictures.numbers, np.cumsum(pictures.counts)[:-1])
+
+    def positions(self, places: IntArray, tokens: IntArray) -> IntArray:
+        """[4, T] of tokens at `places` in their streams, which are at `tokens` among all tokens."""
+        return np.concatenate([places[None], self._pictures.positions[:, tokens]])
+
+    def of(self, samples: IntArray) -> dict[str, Any]:
+        """The fields of a micro-batch of these samples; none where they have no pictures."""
+        numbers = np.concatenate([self._of_stream[sample] for sample in samples.tolist()])
+        if not len(numbers):
+            return {}
+        distinct, places = np.unique(numbers, return_inverse=True)
+        return {
+            "patches": torch.from_numpy(np.concatenate([self._parts[number] for number in distinct.tolist()])),
+            "grids": torch.from_numpy(self._pictures.grids[distinct]),
+            "pictures": tuple(places.tolist()),
+        }
 
 
 def _check(batch: TrainBatch) -> None:
@@ -213,6 +250,13 @@ def _check(batch: TrainBatch) -> None:
             raise ValueError(f"the training batch has {count} sampled tokens but {given} entries in {name}")
     if batch.rewards is not None and len(batch.rewards) != len(batch):
         raise ValueError(f"the training batch has {len(batch)} samples but {len(batch.rewards)} rewards")
+    if (pictures := batch.pictures) is not None and (
+        pictures.positions.shape != (3, total)
+        or len(pictures.counts) != len(batch)
+        or int(pictures.counts.sum()) != len(pictures.numbers)
+        or int(pictures.grids.prod(axis=1).sum()) != len(pictures.patches)
+    ):
+        raise ValueError("the pictures of the training batch do not fit its streams")
     if batch.experts is not None and len(batch.experts) != total - len(batch):
         raise ValueError(
             f"the training batch has {total - len(batch)} tokens that others follow but experts of {len(batch.experts)}"

@@ -57,8 +57,7 @@ def export_checkpoint(
             tensors = itertools.chain(tensors, untrained_tensors(beginning, saved.untrained))
         hf_config = read_hf_config(model_folder)
         save_hf_folder(target, tensors, hf_config, model_folder)
-        if beginning is not None:
-            copy_picture_files(beginning, target)
+        copy_picture_files(beginning or model_folder, target)
     except ValueError as error:
         raise UserError(str(error)) from error
     write_generation_config(target, rollout, hf_config)

@@ -22,6 +22,7 @@ from rljob_worker.devices import get_device
 from rljob_worker.devices.profiling import ProfileOrder, ProfileResult, WorkProfiler
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
+from rljob_worker.models.pictures import PictureFacts, batch_pictures
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
 from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
@@ -36,7 +37,7 @@ from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.snapshots import Snapshot
 from rljob_worker.trainer.weight_sender import WeightSender
-from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
+from rljob_worker.types import FloatArray, IntArray, Picture, SamplingParams, StepMetrics, TrainBatch, TrainerReport
 from rljob_worker.weightsync.route import Route
 
 
@@ -249,24 +250,35 @@ class Trainer:
                     self._device.empty_cache()
         return self._report(updates, results, rates, version)
 
-    def score(self, token_lists: Sequence[IntArray], sampling: SamplingParams | None = None) -> list[FloatArray]:
+    def score(
+        self,
+        token_lists: Sequence[IntArray],
+        sampling: SamplingParams | None = None,
+        pictures: Sequence[Sequence[Picture]] | None = None,
+    ) -> list[FloatArray]:
         """Log-probability of each token but the first, given those before it; collective.
 
         Args:
             token_lists: N sequences.
             sampling: transform of the logits; default: none (temperature 1).
+            pictures: of each sequence; None: there are none.
 
         Returns:
             N arrays [length - 1] float32, the same on all ranks.
         """
         with self._computing("score"):
             count = len(token_lists)
+            tokens = [np.asarray(tokens, dtype=np.int64) for tokens in token_lists]
+            seen = None
+            if pictures is not None:
+                seen = batch_pictures(tokens, pictures, PictureFacts.of_folder(self._model_folder))
             packed = PackedBatch(
                 TrainBatch.of_responses(
-                    [np.asarray(tokens, dtype=np.int64) for tokens in token_lists],
+                    tokens,
                     np.ones(count, dtype=np.int64),
                     [np.zeros(len(tokens) - 1, dtype=np.float32) for tokens in token_lists],
                     np.zeros(count, dtype=np.float32),
+                    pictures=seen,
                 )
             )
             groups = plan_update(packed.inputs, self._dealing(parts=1), 0)

@@ -62,8 +62,9 @@ class ReplayLoop(Job[Handover]):
         """A step as it was before its training."""
         step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
         # The data must be the run's.
-        self._prompts_of(recorded)
+        prompts = self._prompts_of(recorded)
         step.groups = list(recorded.groups)
+        step.prompts = {group.ordinal: prompt for group, prompt in zip(recorded.groups, prompts, strict=True)}
         return step
 
     def sample_again(self) -> None:
@@ -73,7 +74,7 @@ class ReplayLoop(Job[Handover]):
         asked = [asked_spans(one, prompt, version) for one, prompt in zip(recorded.groups, prompts)]
         division = contiguous(range(len(asked)), generator.fleet.engines)
         shares = [[(one, one.request) for place in places for one in asked[place]] for places in division]
-        sampling = training_sampling(self.spec)
+        sampling = training_sampling(self.spec, self._inputs.pictures)
         for chunk in generator.responses(shares, sampling, version, generator.occupancy()):
             for one, generation in chunk:
                 self.comparison.add(one.where, one.recorded, (generation.token_ids, generation.log_probs))

@@ -38,7 +38,8 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
 
     `model.`, `exp_avg.`, `exp_avg_sq.` and transformers' name are its rows of a parameter and of Adam's moments,
     float32; `step.` counts updates; `rng.` are the generators' states, the only ones of ranks that hold further copies.
-    The critic's file has none. With adapters they are the only parameters; the metadata have digests of all others.
+    The critic's file has none. What is frozen has no moments. With adapters they are the only parameters; the metadata
+    have digests of all others.
     """
     tensors = {} if rank.layout.rank >= rank.layout.shards else _tensors(rank)
     generators = random_states(rank.device) if rank.stem == POLICY else {}
@@ -80,7 +81,7 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
 @torch.no_grad()
 def _load_resharded(rank: RankState, saved: SavedState) -> None:
     pieces = partial(pieces_of_rows, views=rank.saved_views, sizes=rank.shards.sizes, layout=rank.layout)
-    saved.fill(saved.weights, pieces(rank.shards.trained))
+    saved.fill(saved.weights, pieces(_saved(rank)))
     states = rank.optimizer.states
     for prefix in _MOMENTS:
         moments = {name: getattr(state, prefix.removesuffix(".")) for name, state in states.items()}
@@ -89,8 +90,13 @@ def _load_resharded(rank: RankState, saved: SavedState) -> None:
         states[name].step.fill_(saved.updates_of(name, pieces({name: rows})))
 
 
+def _saved(rank: RankState) -> dict[str, Tensor]:
+    """All rows, a frozen tower's too; of adapters and their base, the adapters'."""
+    return rank.shards.rows if rank.adapters is None else rank.shards.trained
+
+
 def _tensors(rank: RankState) -> dict[str, Tensor]:
-    tensors = {MODEL_PREFIX + name: rows for name, rows in rank.shards.trained.items()}
+    tensors = {MODEL_PREFIX + name: rows for name, rows in _saved(rank).items()}
     for name, state in rank.optimizer.states.items():
         tensors |= {f"exp_avg.{name}": state.exp_avg, f"exp_avg_sq.{name}": state.exp_avg_sq, _STEP + name: state.step}
     return tensors

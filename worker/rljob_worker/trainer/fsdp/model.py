@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,18 @@ from rljob_worker.algorithms import response_log_probs
 from rljob_worker.algorithms.output_layer import Wanted, output_log_probs
 from rljob_worker.models.hf_model import gathered_apart, has_packed_attention, plain_head
 from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.fsdp.pictures import see_once
 from rljob_worker.trainer.objective import TokenValues
 
 if TYPE_CHECKING:
     from rljob_worker.models.hf_model import HfModel
+    from rljob_worker.models.pictures import PictureFacts
+
+
+class _Inputs(TypedDict, total=False):
+    row_bounds: Sequence[int]
+    pixel_values: Tensor
+    image_grid_thw: Tensor
 
 
 class ShardedModel:
@@ -36,6 +44,7 @@ class ShardedModel:
         recompute: whether layers are computed again in the backward pass.
         reshard_after_forward: whether a layer's parameters are gathered again for it.
         critic: whether its head gives values, and no logits.
+        pictures: how it takes them; None: not at all.
 
     Attributes:
         passed: parameters of the layers that a token passes.
@@ -50,10 +59,14 @@ class ShardedModel:
         recompute: bool,
         reshard_after_forward: bool = True,
         critic: bool = False,
+        pictures: PictureFacts | None = None,
     ) -> None:
         self.module = model
+        self._pictures = pictures
         self.passed = _passed(model)
         self._packed = has_packed_attention(model)
+        if pictures is not None:
+            see_once(model, lambda: self._micro_batch.pictures if self._micro_batch is not None else ())
         self._micro_batch: MicroBatch | None = None
         self._wanted: Wanted | None = None
         self._made = 0
@@ -83,12 +96,12 @@ class ShardedModel:
     def tokens(self, micro_batch: MicroBatch, wanted: Wanted | None) -> TokenValues:
         """Log-probabilities and entropies of the response tokens, or values; only their rows reach the head."""
         self._micro_batch, self._wanted = micro_batch, wanted
-        ids, positions = micro_batch.input_ids, micro_batch.position_ids
-        if self._packed:
-            bounds = micro_batch.bounds.tolist()
-            output = self.module(input_ids=ids, position_ids=positions, use_cache=False, row_bounds=bounds)
-        else:
-            output = self.module(input_ids=ids, position_ids=positions, use_cache=False)
+        output = self.module(
+            input_ids=micro_batch.input_ids,
+            position_ids=micro_batch.position_ids,
+            use_cache=False,
+            **self._beside(micro_batch),
+        )
         values = output.logits.squeeze(0)
         if wanted is None:
             nothing = values.new_zeros(0)
@@ -107,6 +120,16 @@ class ShardedModel:
             entropy_grad=wanted.entropy_grad,
         )
         return TokenValues(log_probs, entropy)
+
+    def _beside(self, micro_batch: MicroBatch) -> _Inputs:
+        """Inputs beside a row's tokens: where samples begin, and their pictures."""
+        inputs: _Inputs = {"row_bounds": micro_batch.bounds.tolist()} if self._packed else {}
+        if micro_batch.patches is not None and micro_batch.grids is not None:
+            if self._pictures is None:
+                raise ValueError(f"{type(self.module).__name__} takes no pictures, and the batch has some")
+            inputs["pixel_values"] = self._pictures.pixel_values(micro_batch.patches)
+            inputs["image_grid_thw"] = micro_batch.grids
+        return inputs
 
     def take_gradients(self) -> dict[str, Tensor]:
         """This rank's rows of the gradients, by parameter that is trained; none are left in the model.

@@ -16,9 +16,10 @@ from rljob_api.spec import CriticSpec, LoraSpec, OptimizerSpec, Precision, Recom
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters
-from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
+from rljob_worker.models.checkpoint_views import CheckpointView, called_as, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
-from rljob_worker.models.hf_model import build_hf_model, tied_names
+from rljob_worker.models.hf_model import build_hf_model, tied_names, tower
+from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.value_model import build_value_model
 from rljob_worker.models.weight_files import tensor_files
 from rljob_worker.parallel_layout import ParallelLayout
@@ -73,7 +74,7 @@ class RankState:
         device: where they are.
         model_folder: Hugging Face folder with the starting weights.
         views: of the model's tensors, which engines get.
-        saved_views: of the tensors that checkpoints have: the same, or the adapters alone.
+        saved_views: of the tensors that checkpoints have, by transformers' names: the same, or the adapters alone.
         shards: the rows that this rank has.
         lora: the job's adapters, where it has any.
         adapters: them here.
@@ -128,12 +129,13 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
     """
     training, layout, dtype = spec.training, joined.layout, _dtype(spec.training)
     model = build_hf_model(model_folder, attention=_attention(joined.device))
-    views = checkpoint_views(model)
-    files = _checked_files(model, views, model_folder)
+    canonical = checkpoint_views(model)
+    views, files = _checked_files(model, canonical, model_folder)
     if training.lora is not None:
         add_adapters(model, training.lora, dtype, str(model_folder))
-    saved_views = views if training.lora is None else adapter_views(model)
-    sharded = _sharded(model, joined, training, dtype if training.lora is None else None)
+    saved_views = canonical if training.lora is None else adapter_views(model)
+    pictures = PictureFacts.of_folder(model_folder) if tower(model) else None
+    sharded = _sharded(model, joined, training, dtype if training.lora is None else None, pictures=pictures)
     shards = place_shards(model, joined.region, joined.device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
     adapters = None
@@ -190,7 +192,13 @@ def _dtype(training: TrainingSpec) -> torch.dtype:
 
 
 def _sharded(
-    model: HfModel, joined: Joined, training: TrainingSpec, dtype: torch.dtype | None, *, critic: bool = False
+    model: HfModel,
+    joined: Joined,
+    training: TrainingSpec,
+    dtype: torch.dtype | None,
+    *,
+    critic: bool = False,
+    pictures: PictureFacts | None = None,
 ) -> ShardedModel:
     return ShardedModel(
         model,
@@ -199,6 +207,7 @@ def _sharded(
         recompute=training.recompute is not Recompute.NONE,
         reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
         critic=critic,
+        pictures=pictures,
     )
 
 
@@ -208,15 +217,18 @@ def _optimizer(joined: Joined, shards: Shards, spec: OptimizerSpec) -> ShardedAd
     return ShardedAdamW(shards.trained, spec, region, on_host=spec.host_offload and joined.device.own_memory)
 
 
-def _checked_files(model: HfModel, views: list[CheckpointView], folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, of what the views and the headers agree on."""
+def _checked_files(
+    model: HfModel, views: list[CheckpointView], folder: Path
+) -> tuple[list[CheckpointView], dict[str, Path]]:
+    """The views by the folder's names, and name -> file of what they and the headers agree on."""
     files = tensor_files(folder)
+    views = called_as(views, files)
     tied = dict(tied_names(model))
     check_headers(views, tensor_shapes(files), str(folder), may_have=list(tied))
     for name, table in tied.items():
         if name in files:
             check_tied_head(files, name, table)
-    return files
+    return views, files
 
 
 def _mesh(groups: ProcessGroups, layout: ParallelLayout, device: str) -> DeviceMesh:

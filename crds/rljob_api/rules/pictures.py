@@ -1,0 +1,75 @@
+"""Rules about data with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.algorithms import ALGORITHMS
+from rljob_api.rules.core import Rule
+from rljob_api.spec import DataSource, DataSpec, EvaluationSet, Mode, RLJobSpec, SyntheticData, TrainingBackend
+
+_COLORS = 13
+
+
+def _with_pictures(field: str, wrong: str, allowed: str, check: Callable[[Any], bool]) -> Rule:
+    """A rule of jobs whose data have pictures; sources are too many for CEL to look through."""
+    return Rule(
+        on=RLJobSpec,
+        field=field,
+        wrong=f"{wrong} (data.imageKey, NameColor)",
+        allowed=allowed,
+        check=lambda spec: check(spec) or next(derived.pictures(spec), None) is None,
+        cel=None,
+    )
+
+
+def _source_rules(on: type[DataSource]) -> tuple[Rule, ...]:
+    return (
+        Rule(
+            on=on,
+            field="imageKey",
+            wrong="rows of a file have pictures, and generated ones or an environment's observations have not",
+            allowed="only beside path, without environment",
+            check=lambda source: source.image_key is None or (source.path is not None and source.environment is None),
+            cel="!has(self.imageKey) || (has(self.path) && !has(self.environment))",
+        ),
+    )
+
+
+PICTURES = (
+    *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
+    Rule(
+        on=SyntheticData,
+        field="symbols",
+        wrong="NameColor knows fewer colours",
+        allowed=f"at most {_COLORS} with task NameColor",
+        check=lambda data: data.task != "NameColor" or data.symbols <= _COLORS,
+        cel=f"self.task != 'NameColor' || self.symbols <= {_COLORS}",
+    ),
+    _with_pictures(
+        "training.backend",
+        "Megatron trains the language half of a model alone, without pictures",
+        "FSDP, or data without pictures",
+        lambda spec: spec.training.backend == TrainingBackend.FSDP,
+    ),
+    _with_pictures(
+        "mode",
+        "pictures are trained with where engines and trainers take turns",
+        "Colocated, or data without pictures",
+        lambda spec: spec.mode == Mode.COLOCATED,
+    ),
+    _with_pictures(
+        "training.lora",
+        "adapters are not trained with pictures",
+        "no training.lora, or data without pictures",
+        lambda spec: spec.training.lora is None,
+    ),
+    _with_pictures(
+        "algorithm.name",
+        "a critic does not see pictures",
+        "an algorithm without a critic, or data without pictures",
+        lambda spec: not ALGORITHMS[spec.algorithm.name].needs_critic,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Pictures in a real vLLM engine and a real trainer: the same patches, places and positions, the same probabilities."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures_process import spec_of
+
+from rljob_worker.engine.environment import engine_environment
+
+HERE = Path(__file__).parent
+
+
+def result_of(role: str, kind: str, folder: Path) -> dict[str, Any]:
+    """The findings of a process of its own: vLLM and a trainer have a process group each."""
+    command = [sys.executable, str(HERE / "pictures_process.py"), role, kind, str(folder), str(folder / "found.json")]
+    environment = os.environ | engine_environment(spec_of(kind, folder)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    [line] = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    result: dict[str, Any] = json.loads(line)
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_trainer_and_engine_see_the_same_pictures(kind: str, tmp_path: Path) -> None:
+    engine = result_of("engine", kind, tmp_path)
+    assert engine["same_again"]
+    assert engine["moved_by_picture"] > 0.01, "pictures change what is said"
+    assert not {token for answer in engine["answers"] for token in answer} & set(engine["placeholders"])
+    # Features of the weights before would be taken for those of the weights after, without a word.
+    assert min(engine["remembered"]) > 0
+    assert engine["forgotten"] == [0, 0]
+    trainer = result_of("trainer", kind, tmp_path)
+    assert max(trainer["prompt_distance"]) <= 1e-4, trainer
+    assert max(trainer["sampled_distance"]) <= 1e-4, trainer
