@@ -40,8 +40,8 @@ def _metrics(spec: Any) -> Iterator[Finding]:
         if not is_step_metric(block.metric):
             near = ", ".join(like_it(block.metric)) or "rollout/raw_reward, eval/NAME and others"
             yield Finding((*at, "metric"), "is no metric of a step record", near)
-        elif wrong := _held_out(spec, block.metric):
-            yield Finding((*at, "metric"), *wrong)
+        elif fault := _held_out(spec, block.metric):
+            yield Finding((*at, "metric"), *fault)
     if spec.early_stop is not None and spec.early_stop.after_step >= spec.steps:
         wrong = f"is no step before the last of the job's {spec.steps}"
         yield Finding(("earlyStop", "afterStep"), wrong, f"0 to {spec.steps - 1}")
