@@ -210,7 +210,7 @@ def job_dashboard() -> dashboard.Dashboard:
             "Rollout and training",
             "Shares of the step's seconds: which of the two a faster step has to come from.",
             (_share("rollout"), "rollout"),
-            (_share("actor_train|log_probs|ref_log_probs"), "training"),
+            (_share("actor_train|log_probs|ref_log_probs|teacher_log_probs"), "training"),
             unit="percentunit",
         ),
         graph(

@@ -31,6 +31,8 @@ class AlgorithmFacts:
     """Whether every optimizer update needs samples of the policy that it starts from: one update a step."""
     needs_critic: bool = False
     """Whether a critic is trained beside the policy, whose values its advantages come from."""
+    needs_teacher: bool = False
+    """Whether the policy is brought towards another model: `algorithm.distill`."""
     requires_filter: bool = False
     """Whether groups that carry no signal must be sampled away: `rollout.oversampling`."""
     clip_low: float = 0.2

@@ -10,6 +10,7 @@ PHASES = (
     "wake_up",
     "values",
     "ref_log_probs",
+    "teacher_log_probs",
     "log_probs",
     "critic_train",
     "actor_train",

@@ -46,7 +46,26 @@ LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={na
 PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
 TOOLS = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {tools: [{python: 'm:f'}]}}",
          "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512, toolParser: hermes}"]  # fmt: skip
+DISTILL = ["algorithm={name: distill, distill: {teacher: {path: a/b}}}"]
+TEACHER = ["algorithm.distill={teacher: {path: a/b}}"]
 REFUSED: list[tuple[list[str], list[str]]] = [
+    (["algorithm={name: distill}"], ["spec.algorithm.distill"]),
+    (["algorithm={name: distill, distill: {}}"], ["spec.algorithm.distill.teacher"]),
+    (TEACHER, ["spec.algorithm.distill"]),
+    ([*DISTILL, "algorithm.distill.teacher.path=model.safetensors"], ["spec.algorithm.distill.teacher.path"]),
+    ([*DISTILL, "algorithm.distill.topK=8"], ["spec.algorithm.distill.topK"]),
+    ([*DISTILL, "algorithm.distill.divergence=TopK", "algorithm.distill.topK=0"], ["spec.algorithm.distill.topK"]),
+    ([*DISTILL, "algorithm.distill.coefficient=0"], ["spec.algorithm.distill.coefficient"]),
+    ([*DISTILL, "algorithm.distill.rewardWeight=-1"], ["spec.algorithm.distill.rewardWeight"]),
+    ([*DISTILL, "algorithm.kl.coefficient=0.1"], ["spec.algorithm.kl.coefficient"]),
+    ([*DISTILL, "rollout.topP=0.9"], ["spec.rollout.topP"]),
+    ([*DISTILL, "rollout.topK=20"], ["spec.rollout.topK"]),
+    ([*DISTILL, "rollout.minP=0.1"], ["spec.rollout.minP"]),
+    ([*DISTILL, "critic={warmupSteps: 1}"], ["spec.critic"]),
+    (
+        [*DISTILL, "algorithm.distill.rewardWeight=1", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
+        ["spec.rollout.samplesPerPrompt"],
+    ),
     ([*PPO, "training.backend=Megatron"], ["spec.training.backend"]),
     ([*PPO, "rollout.promptsPerStep=6"], ["spec.critic.updatesPerStep"]),
     ([*PPO, "critic.updatesPerStep=5"], ["spec.critic.updatesPerStep"]),
@@ -279,6 +298,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
                 *(["rollout.oversampling.filter=ZeroVariance"] if facts.requires_filter else []),
                 *(["training={tensorParallel: 1, backend: FSDP}"] if facts.needs_critic else []),
                 f"algorithm={{name: {name}}}",
+                *(TEACHER if facts.needs_teacher else []),
                 f"algorithm.{WITHOUT_EFFECT[attribute]}",
             ],
             [f"spec.algorithm.{WITHOUT_EFFECT[attribute].partition('=')[0].partition('.')[0]}"],
@@ -458,7 +478,7 @@ ACCEPTED: list[list[str]] = [
     *(
         [f"algorithm={{name: {name}}}"]
         for name, facts in ALGORITHMS.items()
-        if not facts.requires_filter and not facts.needs_critic
+        if not facts.requires_filter and not facts.needs_critic and not facts.needs_teacher
     ),
     ["algorithm={name: sapo, sapo: {tauNegative: 2}}"],
     ["algorithm={name: reinforce}", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
@@ -506,6 +526,12 @@ ACCEPTED: list[list[str]] = [
     ["algorithm.tis={outside: Mask, low: 0.5, high: 1}"],
     [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce, rewards: {center: Batch}}"],
     [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce_pp}"],
+    [*DISTILL, "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
+    [*DISTILL, "algorithm.distill.rewardWeight=0.5", "algorithm.kl.coefficient=0.1"],
+    [*DISTILL, "algorithm.distill.divergence=TopK", "algorithm.distill.topK=8"],
+    [*DISTILL, "algorithm.kl.monitor=true", "rollout.temperature=0.7", "rollout.topP=1", "rollout.topK=0"],
+    [*ALONE, *DISTILL, "training={backend: FSDP, lora: {rank: 8}}"],
+    [*EPISODES, *DISTILL],
     PPO,
     [*PPO, "algorithm.gae={gamma: 0.99, lambda: 0.95}", "critic={model: {path: a/b}, updatesPerStep: 2}"],
     [*PPO, "mode=Async", "resources={profile: cpu}", "training.lora={rank: 8}"],

@@ -95,7 +95,10 @@ def test_message(changes: list[str], message: str) -> None:
             "spec.training.tensor_parallel: 2: unknown field, did you mean tensorParallel?",
         ),
         (["data.prompt-key=a"], 'spec.data.prompt-key: "a": unknown field, did you mean promptKey?'),
-        (["topK=5"], "spec.topK: 5: unknown field, there is spec.rollout.topK; allowed: "),
+        (
+            ["topK=5"],
+            "spec.topK: 5: unknown field, there is spec.algorithm.distill.topK and spec.rollout.topK; allowed: ",
+        ),
         (
             ["training.lr=1"],
             "spec.training.lr: 1: unknown field, there is spec.critic.optimizer.lr and spec.training.optimizer.lr; "

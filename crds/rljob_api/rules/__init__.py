@@ -15,6 +15,7 @@ from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, w
 from rljob_api.rules.core import Rule
 from rljob_api.rules.critic import CRITIC
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
+from rljob_api.rules.distill import DISTILL
 from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
@@ -50,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     *BACKENDS,
     *CRITIC,
     *PICTURES,
+    *DISTILL,
     *PARALLELISM,
     *MODEL_AND_DATA,
     *EPISODES,

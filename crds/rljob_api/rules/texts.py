@@ -48,6 +48,7 @@ from rljob_api.spec import (
     RolloutSpec,
     SchedulingSpec,
     StorageSpec,
+    TeacherSpec,
     TextEnvironmentSpec,
     VolumeSpec,
 )
@@ -97,7 +98,7 @@ def _model(model: Any) -> Iterator[Finding]:
         yield Finding(("revision",), "a local folder has no revisions", "only with a path that is a hub id")
 
 
-def _critic_model(model: Any) -> Iterator[Finding]:
+def _other_model(model: Any) -> Iterator[Finding]:
     yield from _path("path", model.path, "a folder with config.json and *.safetensors, or a hub id", _WEIGHTS)
 
 
@@ -486,7 +487,8 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJob: (_queue_label,),
     ObjectMeta: (_metadata,),
     ModelSpec: (_model,),
-    CriticModelSpec: (_critic_model,),
+    CriticModelSpec: (_other_model,),
+    TeacherSpec: (_other_model,),
     ChatSpec: (_chat,),
     DataSource: (_source,),
     DataSpec: (_sources,),

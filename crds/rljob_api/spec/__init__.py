@@ -3,6 +3,8 @@
 from rljob_api.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Quantity
 from rljob_api.spec.algorithm import (
     AlgorithmSpec,
+    DistillSpec,
+    Divergence,
     GaeSpec,
     KlEstimator,
     KlSpec,
@@ -11,6 +13,7 @@ from rljob_api.spec.algorithm import (
     RewardScope,
     RewardShapingSpec,
     SapoSpec,
+    TeacherSpec,
     TisLevel,
     TisOutside,
     TisSpec,
@@ -105,6 +108,8 @@ __all__ = [
     "DataSource",
     "DataSpec",
     "DeviceGroupSpec",
+    "DistillSpec",
+    "Divergence",
     "EarlyStopSpec",
     "EnvironmentSpec",
     "EpisodeError",
@@ -176,6 +181,7 @@ __all__ = [
     "SpeculativeSpec",
     "StorageSpec",
     "SyntheticData",
+    "TeacherSpec",
     "TextEnvironmentSpec",
     "TimeoutsSpec",
     "TisLevel",

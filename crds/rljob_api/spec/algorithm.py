@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from rljob_api.algorithms import ALGORITHMS, DEFAULT
-from rljob_api.base import ApiModel, Fraction, NonNegativeFloat, PositiveFloat
+from rljob_api.base import ApiModel, Fraction, NonNegativeFloat, PositiveFloat, Text, TokenCount
 
 
 class KlEstimator(StrEnum):
@@ -118,6 +118,37 @@ class GaeSpec(ApiModel):
     """1: what followed counts; below 1, the critic's word for it counts too."""
 
 
+class Divergence(StrEnum):
+    """Distances of the policy from its teacher at a token."""
+
+    SAMPLED = "Sampled"
+    TOP_K = "TopK"
+
+
+class TeacherSpec(ApiModel):
+    """The model that a policy is brought towards."""
+
+    path: Text
+    """Checkpoint folder of a model of the policy's family, of any size, or an id on the hub of `spec.model`. Its
+    tokenizer must have the policy's ids."""
+
+
+class DistillSpec(ApiModel):
+    """On-policy distillation (arXiv 2306.13649): reverse KL from a teacher on the policy's own samples."""
+
+    teacher: TeacherSpec
+    """Kept in host memory by the trainers, and on their devices while it is computed with."""
+    divergence: Divergence = Divergence.SAMPLED
+    """`Sampled`: the sampled tokens' log-ratio, as a reward; `TopK`: the KL over the teacher's `topK` likeliest tokens,
+    all others being one."""
+    top_k: TokenCount = 64
+    """Tokens that `TopK` tells apart, at most the vocabulary's: more cost memory."""
+    coefficient: PositiveFloat = 1.0
+    """Weight of the KL."""
+    reward_weight: NonNegativeFloat = 0.0
+    """Weight of GRPO's advantages of the rewards beside it; 0: rewards are reported only."""
+
+
 class OffPolicyMaskSpec(ApiModel):
     """Responses with a negative advantage that the policy has moved away from leave the loss."""
 
@@ -183,3 +214,5 @@ class AlgorithmSpec(ApiModel):
     """Settings of algorithm `sapo`; null: its defaults."""
     gae: GaeSpec | None = None
     """Advantages of algorithm `ppo`; null: its defaults."""
+    distill: DistillSpec | None = None
+    """The teacher of algorithm `distill`, which needs one."""

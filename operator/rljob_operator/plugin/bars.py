@@ -15,13 +15,14 @@ OTHER = "other"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _GLYPHS = {
     **{"rollout": "█", "actor_train": "▓", "critic_train": "▓"},
-    **{"values": "▒", "ref_log_probs": "▒", "log_probs": "▒", "reward": "▚", "checkpoint": "▞"},
+    **{"values": "▒", "ref_log_probs": "▒", "teacher_log_probs": "▒", "log_probs": "▒"},
+    **{"reward": "▚", "checkpoint": "▞"},
 }
 _ASCII = str.maketrans("█▓▒░▚▞▟·", "#=+-r:e.", _EIGHTHS[1:])
 _COLOURS = {
     "rollout": 33, "env_wait": 45, "reward": 44, "rollout_sleep": 205, "wake_up": 208, "values": 79,
-    "ref_log_probs": 70, "log_probs": 34, "critic_train": 36, "actor_train": 28, "checkpoint": 226,
-    "rollout_wake_weights": 213,
+    "ref_log_probs": 70, "teacher_log_probs": 71, "log_probs": 34, "critic_train": 36, "actor_train": 28,
+    "checkpoint": 226, "rollout_wake_weights": 213,
     "update_weights": 196, "sleep": 130, "rollout_wake_kv": 219, "eval": 99, "batch_wait": 153, "reward_wait": 159,
     "admission_wait": 195, OTHER: 244,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Each algorithm without a critic, from rewards to gradient, teaches a table of logits the right token at each place.
+"""Each algorithm that rewards alone teach, from them to gradient, teaches a table of logits the right tokens.
 
 Eight prompts, responses of four to six tokens, eight symbols: chance gives a reward of an eighth. With rewards that are
 dealt out anew among a prompt's samples the same code must stay there.
@@ -71,7 +71,12 @@ def trained(name: str, *, honest: bool = True) -> float:
     return sum(means[-10:]) / 10
 
 
-@pytest.mark.parametrize("name", [name for name in registered() if not get_algorithm(name).needs_critic])
+def learns_from_rewards_alone(name: str) -> bool:
+    algorithm = get_algorithm(name)
+    return not algorithm.needs_critic and not algorithm.needs_teacher
+
+
+@pytest.mark.parametrize("name", [name for name in registered() if learns_from_rewards_alone(name)])
 def test_learns_from_rewards_and_not_without(name: str) -> None:
     assert trained(name) > 0.9
     assert trained(name, honest=False) < 0.5

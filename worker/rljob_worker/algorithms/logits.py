@@ -8,7 +8,7 @@ here apply the same operations in the same order to the trainer's logits, on voc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -157,7 +157,7 @@ def _divide(logits: Tensor, temperature: float) -> Tensor:
     return logits / logits.new_full((), temperature)
 
 
-def _scaled(logits: Tensor, temperature: float, shard: VocabShard, keep: Tensor | None) -> Tensor:
+def scaled_logits(logits: Tensor, temperature: float, shard: VocabShard, keep: Tensor | None) -> Tensor:
     """The shard's real columns in float32, divided by the temperature, excluded tokens at -inf; may alias `logits`."""
     scaled = logits[:, : shard.valid].float()
     if temperature != 1.0:
@@ -167,7 +167,7 @@ def _scaled(logits: Tensor, temperature: float, shard: VocabShard, keep: Tensor 
     return scaled
 
 
-def _row_chunks(logits: Tensor, width: int) -> list[slice]:
+def row_chunks(logits: Tensor, width: int) -> list[slice]:
     """Slices of rows such that `width` columns are a bounded size; none where the shard holds padding only."""
     if width == 0:
         return []
@@ -179,7 +179,7 @@ def _row_chunks(logits: Tensor, width: int) -> list[slice]:
 def keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard: VocabShard) -> Tensor:
     """This shard's columns of `kept_tokens`, [n, valid] bool."""
     keep = torch.empty(logits.shape[0], shard.valid, dtype=torch.bool, device=logits.device)
-    for rows in _row_chunks(logits, shard.vocab_size):
+    for rows in row_chunks(logits, shard.vocab_size):
         full = _divide(shard.gather_rows(logits[rows]).float(), transform.temperature)
         columns = slice(shard.start, shard.start + shard.valid)
         forbidden = list(transform.forbidden)
@@ -230,8 +230,8 @@ def row_sums(
     column, owned = shard.local_labels(labels)
     maximum, total, picked, weighted = logits.new_zeros(4, logits.shape[0], dtype=torch.float32).unbind()
     maximum.fill_(torch.finfo(torch.float32).min)
-    for rows in _row_chunks(logits, shard.valid):
-        scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+    for rows in row_chunks(logits, shard.valid):
+        scaled = scaled_logits(logits[rows], temperature, shard, _rows(keep, rows))
         maximum[rows] = scaled.amax(dim=-1).clamp_(min=torch.finfo(torch.float32).min)
         picked[rows] = torch.where(owned[rows], scaled.gather(1, column[rows].unsqueeze(-1)).squeeze(-1), 0.0)
         shifted = scaled - maximum[rows].unsqueeze(-1)
@@ -265,18 +265,25 @@ def logits_gradient(
     *,
     entropy_grad: bool,
     into: Tensor,
+    beside: Callable[[Tensor, slice], Tensor] | None = None,
 ) -> Tensor:
     """Gradient of the logits from those of log-probabilities and entropies, written into `into`, which may be they.
 
     d log p_label / d z_j = [j = label] - p_j; d H / d z_j = -p_j (log p_j + H).
+
+    Args:
+        logits: [n, width], of this shard; the other tensors belong to its rows.
+        beside: from log-probabilities [m, valid] of some rows, and which rows they are: the gradient by z of what else
+            is in the loss, which is added.
     """
     grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
     column, owned = shard.local_labels(labels)
     into[:, shard.valid :] = 0
-    for rows in _row_chunks(logits, shard.valid):
-        scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+    for rows in row_chunks(logits, shard.valid):
+        scaled = scaled_logits(logits[rows], temperature, shard, _rows(keep, rows))
         # In this order: for large logits the sum of maximum and log_total would lose the latter's digits.
         log_probs = (scaled - sums.maximum[rows].unsqueeze(-1)).sub_(sums.log_total[rows].unsqueeze(-1))
+        further = None if beside is None else beside(log_probs, rows)
         factor = -grad_log_probs[rows].unsqueeze(-1)
         if entropy_grad:
             probs = log_probs.exp()
@@ -286,6 +293,8 @@ def logits_gradient(
             local = log_probs.exp_().mul_(factor)
         label_grad = torch.where(owned[rows], grad_log_probs[rows], 0.0).unsqueeze(-1)
         local.scatter_add_(1, column[rows].unsqueeze(-1), label_grad)
+        if further is not None:
+            local.add_(further, alpha=1 / temperature)
         into[rows, : shard.valid] = local
     return into
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.spec import AlgorithmSpec, LossAggregation
-from rljob_api.spec.algorithm import RatioAnchor
+from rljob_api.spec.algorithm import Divergence, RatioAnchor
 from rljob_worker.algorithms.finite import bounded_ratio, propagate_non_finite
 from rljob_worker.algorithms.kl import kl_estimate
 from rljob_worker.algorithms.mismatch import finish_ages, mismatch_metrics
@@ -30,6 +30,7 @@ TOKEN_MEANS = (
     "train_rollout_logprob_abs_diff",
     "mismatch_kl",
     "off_policy_masked",
+    "teacher_kl",
 )
 """Metrics that are token sums, to be divided by the summed `tokens`."""
 
@@ -52,6 +53,10 @@ class LossInputs:
     """[B, S] float32, the engine's."""
     reference_log_probs: Tensor | None = None
     """[B, S] float32, the reference policy's; required where the KL is in the loss."""
+    teacher_log_probs: Tensor | None = None
+    """[B, S] float32, the teacher's; required where the policy learns from it by sampled tokens."""
+    divergence: Tensor | None = None
+    """[B, S] float32, differentiable, from the teacher; required where the policy learns from its likeliest tokens."""
     entropy: Tensor | None = None
     """[B, S] float32; required where the entropy bonus is in the loss, and then differentiable."""
     sequences: Tensor | None = None
@@ -157,12 +162,31 @@ def _zero_outside(mask: Tensor, values: Tensor | None) -> Tensor | None:
     return None if values is None else torch.where(mask, values, 0.0)
 
 
+def _from_teacher(inputs: LossInputs, spec: AlgorithmSpec, old: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """log p_old - log q of sampled tokens, or the divergence; both 0 outside the mask, None where it is not asked for.
+
+    The first is the KL's estimate on samples of the old policy. As a reward its gradient is the KL's: that of
+    sum_v p_v (log p_v - log q_v) is E[(log p - log q) d log p].
+    """
+    if spec.distill is None:
+        return None, None
+    by_tokens = spec.distill.divergence is Divergence.TOP_K
+    given = inputs.divergence if by_tokens else inputs.teacher_log_probs
+    if given is None:
+        raise ValueError("algorithm.distill: needs what the teacher says of the same tokens")
+    if by_tokens:
+        return None, torch.where(inputs.mask, given, 0.0)
+    return torch.where(inputs.mask, old - given, 0.0), None
+
+
 def policy_gradient_loss(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: TokenLoss = ppo_clip
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the loss: sum_t w_t (m_t tis_t L_t - c_entropy H_t + c_kl KL_t).
 
-    With `anchor` Rollout the log-ratio is log p_new - log p_rollout, and tis_t is 1.
+    With `anchor` Rollout the log-ratio is log p_new - log p_rollout, and tis_t is 1. With `distill` the advantages of
+    rewards have its weight; c (log q_t - log p_old_t) is added to them with divergence Sampled, and c w_t D_t to the
+    loss with TopK (`divergence`), where c is its coefficient and q the teacher.
 
     Args:
         inputs: the micro-batch.
@@ -198,6 +222,11 @@ def policy_gradient_loss(
     if advantages.dim() < log_probs.dim():
         advantages = advantages.unsqueeze(-1)
     advantages = torch.where(mask, advantages, 0.0)
+    gap, divergence = _from_teacher(inputs, spec, old)
+    if spec.distill is not None:
+        advantages = spec.distill.reward_weight * advantages
+        if gap is not None:
+            advantages = advantages - spec.distill.coefficient * gap
 
     log_ratio = log_probs - (rollout if anchored and rollout is not None else old)
     tokens = PolicyTokens(log_probs, log_ratio, advantages, Sequences(mask, inputs.sequences))
@@ -225,6 +254,11 @@ def policy_gradient_loss(
         metrics["kl_loss"] = (kl_estimate(log_probs, reference, spec.kl.estimator, ratio_of_kl) * weights).sum()
         if spec.kl.coefficient > 0:
             loss = loss + spec.kl.coefficient * metrics["kl_loss"]
+    if divergence is not None and spec.distill is not None:
+        loss = loss + spec.distill.coefficient * (divergence * weights).sum()
+    distance = gap if divergence is None else divergence
+    if distance is not None:
+        metrics["teacher_kl"] = distance.sum()
     metrics["loss"] = loss
     return loss, {name: value.detach() for name, value in metrics.items()}
 

@@ -8,7 +8,7 @@ in the backward pass. Short micro-batches are multiplied once, long ones need no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,12 +16,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_worker.algorithms.divergence import (
+    Distance,
+    TeacherRows,
+    distance,
+    distance_gradient,
+    divergence,
+    teacher_rows,
+    whole_distribution,
+)
 from rljob_worker.algorithms.logits import (
     LogitsTransform,
     RowSums,
     VocabShard,
     keep_mask,
     logits_gradient,
+    response_log_probs,
     row_sums,
 )
 from rljob_worker.types import SamplingParams
@@ -71,12 +81,17 @@ class Wanted:
     """Compute the entropy; zeros otherwise."""
     entropy_grad: bool = False
     """Make it differentiable (needed where an entropy bonus is in the loss)."""
+    divergence: bool = False
+    """Compute the divergence from the teacher, where its likeliest tokens are known."""
+    top: int = 0
+    """Number of likeliest tokens that a teacher gives, as a table of `TeacherRows`; 0: none."""
 
 
 class _Context(Protocol):
     """State that `_OutputLogProbs` keeps between its passes."""
 
     head: _Head
+    distance: Distance | None
     needs_input_grad: tuple[bool, ...]
 
     @property
@@ -95,6 +110,8 @@ class _Head:
     shard: VocabShard
     blocks: Blocks
     wanted: Wanted
+    teacher: TeacherRows | None = None
+    """Origin of a divergence; None: none is computed."""
 
     def logits(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits of a block, and a mask of the tokens that the engine could have sampled; None: all."""
@@ -104,11 +121,12 @@ class _Head:
 
 
 class _OutputLogProbs(torch.autograd.Function):
-    """[n, h] and [columns, h] -> [n], [n]; see `output_log_probs`."""
+    """[n, h] and [columns, h] -> [n], [n], and [n] where there is a teacher; see `output_log_probs`."""
 
     @staticmethod
-    def forward(ctx: _Context, hidden: Tensor, weight: Tensor, labels: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _Context, hidden: Tensor, weight: Tensor, labels: Tensor, head: _Head) -> tuple[Tensor, ...]:
         found: list[RowSums] = []
+        distances: list[Distance] = []
         kept: tuple[Tensor, Tensor | None] | None = None
         for rows in head.blocks.slices(len(hidden)):
             logits, keep = head.logits(hidden[rows], weight, labels[rows])
@@ -117,15 +135,20 @@ class _OutputLogProbs(torch.autograd.Function):
                     logits, labels[rows], keep, head.transform.temperature, head.shard, entropy=head.wanted.entropy
                 )
             )
+            if head.teacher is not None:
+                teacher = head.teacher.at(rows)
+                distances.append(distance(logits, teacher, found[-1], head.transform.temperature, head.shard))
             kept = kept or (logits, keep)
             del logits, keep
         assert kept is not None
         sums = RowSums.joined(found)
         ctx.save_for_backward(hidden, weight, labels, sums.maximum, sums.log_total, sums.log_probs, sums.entropy, *kept)
-        ctx.head = head
+        ctx.head, ctx.distance = head, Distance.joined(distances) if distances else None
         if not head.wanted.entropy_grad:
             ctx.mark_non_differentiable(sums.entropy)
-        return sums.log_probs, sums.entropy
+        if ctx.distance is None:
+            return sums.log_probs, sums.entropy
+        return sums.log_probs, sums.entropy, ctx.distance.divergence.clone()
 
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -150,6 +173,7 @@ class _OutputLogProbs(torch.autograd.Function):
                 head.shard,
                 entropy_grad=head.wanted.entropy_grad,
                 into=logits,
+                beside=_beside(head, ctx.distance, grads, rows),
             )
             grad_hidden[rows] = grad @ weight
             if total is not None:
@@ -164,6 +188,20 @@ class _OutputLogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
+def _beside(
+    head: _Head, known: Distance | None, grads: Sequence[Tensor], block: slice
+) -> Callable[[Tensor, slice], Tensor] | None:
+    """The gradient of a block's divergences, for `logits_gradient`."""
+    if known is None or head.teacher is None:
+        return None
+    teacher, here, gradient = head.teacher.at(block), known.at(block), grads[2][block]
+
+    def of_chunk(log_probs: Tensor, rows: slice) -> Tensor:
+        return distance_gradient(log_probs, teacher.at(rows), here.at(rows), gradient[rows], head.shard)
+
+    return of_chunk
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Without a product beside an fp32 sum of fp32 factors; it is as large as the output layer."""
     if left.dtype == total.dtype:
@@ -173,8 +211,13 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def output_log_probs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, wanted: Wanted, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    wanted: Wanted,
+    group: dist.ProcessGroup | None,
+    teacher: TeacherRows | None = None,
+) -> tuple[Tensor, ...]:
     """`logits.response_log_probs` of `hidden @ weight.T`, whose logits are never all there.
 
     Args:
@@ -183,13 +226,16 @@ def output_log_probs(
         labels: [n] int64 token ids below the vocabulary's size; others give NaN.
         wanted: what of each row.
         group: the ranks that hold the other parts, in vocabulary order; None when there are none.
+        teacher: from which the divergence is computed too.
 
     Returns:
-        (log_probs, entropy), both [n] float32, in nats, equal on all ranks of `group`. The gradient of `hidden` is
-        added up over them; a product of a kept block is not made twice, and a second backward pass is refused by torch.
+        (log_probs, entropy), and the divergence where there is a teacher; all [n] float32, in nats, equal on all ranks
+        of `group`. The gradient of `hidden` is added up over them; a product of a kept block is not made twice, and a
+        second backward pass is refused by torch.
 
     Raises:
-        ValueError: shapes that do not fit, sampling parameters out of range, or fewer columns than tokens.
+        ValueError: shapes that do not fit, sampling parameters out of range, fewer columns than tokens, or a teacher
+            beside a sampling that leaves tokens out.
     """
     if len(hidden) != len(labels):
         raise ValueError(f"labels: {len(labels)} of them do not fit {len(hidden)} rows")
@@ -199,6 +245,70 @@ def output_log_probs(
         VocabShard.of(columns, wanted.vocab_size, group),
         Blocks.of(columns * weight.element_size(), weight.device.type),
         wanted,
+        teacher,
     )
-    found: Sequence[Tensor] = _OutputLogProbs.apply(hidden, weight, labels, head)
-    return found[0], found[1]
+    if teacher is not None:
+        whole_distribution(wanted.sampling, wanted.vocab_size)
+    found: tuple[Tensor, ...] = _OutputLogProbs.apply(hidden, weight, labels, head)
+    return found
+
+
+def token_table(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    wanted: Wanted,
+    group: dist.ProcessGroup | None,
+    teacher: Tensor | None = None,
+) -> Tensor:
+    """The values of each row beside each other, as `TokenValues.of_table` reads them; see `output_log_probs`.
+
+    Args:
+        hidden: [n, h].
+        weight: [columns, h].
+        labels: [n].
+        wanted: with `top`, the table of `TeacherRows`, without gradients.
+        group: the ranks that hold the other parts.
+        teacher: [n, c], that table; needed where the divergence is wanted.
+
+    Returns:
+        [n, columns of the table] float32.
+    """
+    if not wanted.top:
+        known = _tokens_of(teacher, wanted)
+        return torch.stack(output_log_probs(hidden, weight, labels, wanted, group, known), dim=-1)
+    columns = len(weight)
+    shard = VocabShard.of(columns, wanted.vocab_size, group)
+    temperature = whole_distribution(wanted.sampling, wanted.vocab_size)
+    parts = [
+        teacher_rows(hidden[rows] @ weight.t(), labels[rows], wanted.top, temperature, shard).packed()
+        for rows in Blocks.of(columns * weight.element_size(), weight.device.type).slices(len(hidden))
+    ]
+    return torch.cat(parts)
+
+
+def table_of_logits(logits: Tensor, labels: Tensor, wanted: Wanted, teacher: Tensor | None = None) -> Tensor:
+    """`token_table` of all logits [n, width], of a model that changes them after its head."""
+    if wanted.top:
+        shard = VocabShard.of(logits.shape[-1], wanted.vocab_size, None)
+        temperature = whole_distribution(wanted.sampling, wanted.vocab_size)
+        return teacher_rows(logits, labels, wanted.top, temperature, shard).packed()
+    values: tuple[Tensor, ...] = response_log_probs(
+        logits,
+        labels,
+        wanted.sampling,
+        None,
+        wanted.vocab_size,
+        with_entropy=wanted.entropy,
+        entropy_grad=wanted.entropy_grad,
+    )
+    known = _tokens_of(teacher, wanted)
+    if known is not None:
+        temperature = whole_distribution(wanted.sampling, wanted.vocab_size)
+        shard = VocabShard.of(logits.shape[-1], wanted.vocab_size, None)
+        values = (*values, divergence(logits, labels, known, temperature, shard))
+    return torch.stack(values, dim=-1)
+
+
+def _tokens_of(table: Tensor | None, wanted: Wanted) -> TeacherRows | None:
+    return TeacherRows.of(table) if wanted.divergence and table is not None else None

@@ -58,6 +58,7 @@ class Cluster:
         on_change: called for engines that are lost, join and leave, with an event and its message.
         trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
         critic_folder: what the critic starts from, where that is another folder; likewise.
+        teacher_folder: that of the teacher, where the algorithm has one; likewise.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class Cluster:
         *,
         trains: bool = True,
         critic_folder: Path | None = None,
+        teacher_folder: Path | None = None,
     ) -> None:
         self.spec = spec
         self._groups = derived.node_groups(spec) if trains else engines_alone(spec)
         self._model_folder = model_folder
-        self._critic_folder = critic_folder
+        self._critic_folder, self._teacher_folder = critic_folder, teacher_folder
         self._checkpoints = checkpoints
         self._made = Processes(spec, run_folder)
         self.trainers, self.engines = self._made.trainers, self._made.engines
@@ -133,6 +135,7 @@ class Cluster:
                 secret=secret,
                 total_updates=total_updates,
                 critic_folder=None if self._critic_folder is None else str(self._critic_folder),
+                teacher_folder=None if self._teacher_folder is None else str(self._teacher_folder),
                 route=network or HostRoute(folders[placement.node_of(device)]),
             )
             self.trainers.add(self._made.make(TRAINER, f"trainer-{rank}", self._place(device), arguments))
@@ -221,6 +224,8 @@ class Cluster:
             models = {str(self._model_folder): "the model"}
             if self._critic_folder is not None:
                 models |= {str(self._critic_folder): "the critic's model"}
+            if self._teacher_folder is not None:
+                models |= {str(self._teacher_folder): "the teacher's model"}
             expected = dict(models)
             for folder, what in ((self._made.logs, "the run folder"), (self._checkpoints, "the checkpoints")):
                 folder.mkdir(parents=True, exist_ok=True)

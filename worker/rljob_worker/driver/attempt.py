@@ -92,6 +92,7 @@ class Attempt:
                 events.write,
                 trains=trains,
                 critic_folder=self.inputs.critic_folder,
+                teacher_folder=self.inputs.teacher_folder,
             )
             stop = StopSignal(self.spec.checkpoint.grace_seconds, cluster.kill)
             ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())

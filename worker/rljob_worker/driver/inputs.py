@@ -34,6 +34,7 @@ from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
 from rljob_worker.trainer.critic_folder import critic_bytes, critic_folder
+from rljob_worker.trainer.teacher_folder import teacher_folder
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger("rljob.data")
@@ -94,6 +95,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     beside = critic_folder(spec, tokenizer, length)
     if derived.critic(spec) is not None:
         size += critic_bytes(beside or model_folder)
+    taught_by = teacher_folder(spec, tokenizer, model, length)
     if saves:
         check_room(spec, folder, size)
     limit = longest_prompt(spec, model)
@@ -130,6 +132,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         group_filter=group_filter,
         hosts=environments.hosts,
         critic_folder=beside,
+        teacher_folder=taught_by,
         worlds=worlds,
         pictures=pictures,
     )

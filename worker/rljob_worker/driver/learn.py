@@ -47,6 +47,11 @@ class Training:
         return self._algorithm.needs_reference(self._spec.algorithm)
 
     @property
+    def uses_teacher(self) -> bool:
+        """Whether a step needs what a teacher says of its samples."""
+        return self._algorithm.needs_teacher
+
+    @property
     def uses_old_log_probs(self) -> bool:
         """Whether a step needs log-probabilities from before its updates."""
         return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
@@ -109,6 +114,11 @@ class Training:
         calls = self._trainers.call(Trainer.ref_log_probs, batch, self._sampling)
         self._calls.gather("ref_log_probs", calls, stoppable=True)
 
+    def teacher_log_probs(self, batch: TrainBatch) -> None:
+        """Probabilities under the teacher; they stay with the trainers."""
+        calls = self._trainers.call(Trainer.teacher_log_probs, batch, self._sampling)
+        self._calls.gather("teacher_log_probs", calls, stoppable=True)
+
     def log_probs(self, batch: TrainBatch) -> None:
         """Log-probabilities before the updates; they stay with the trainers."""
         calls = self._trainers.call(Trainer.log_probs, batch, self._sampling)
@@ -144,6 +154,9 @@ def learn(training: Training, clock: PhaseClock, step: Step, beside: Callable[[S
         if training.uses_reference:
             with clock.phase("ref_log_probs"):
                 training.ref_log_probs(batch)
+        if training.uses_teacher:
+            with clock.phase("teacher_log_probs"):
+                training.teacher_log_probs(batch)
         if training.uses_old_log_probs:
             with clock.phase("log_probs"):
                 training.log_probs(batch)

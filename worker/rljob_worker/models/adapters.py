@@ -147,15 +147,20 @@ def adapted_modules(modules: Sequence[LinearModule], lora: LoraSpec, where: str)
     return tuple(module for module in modules if lora.targets is None or module.short in lora.targets)
 
 
+def freeze(model: HfModel, dtype: torch.dtype) -> None:
+    """Give the parameters of a model on meta a number format, and train none of them."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = torch.empty_like(parameter, dtype=dtype, device="meta")
+
+
 def add_adapters(model: HfModel, lora: LoraSpec, dtype: torch.dtype, where: str) -> None:
     """Give a model on meta adapters in fp32, the only parameters that are trained, and all others a number format.
 
     Raises:
         UserError: a target that matches nothing.
     """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = torch.empty_like(parameter, dtype=dtype, device="meta")
+    freeze(model, dtype)
     merges = lora.handover is LoraHandover.MERGED
     for module in adapted_modules(linear_modules(model), lora, where):
         base = model.get_submodule(module.name)

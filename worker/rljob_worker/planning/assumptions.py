@@ -29,6 +29,9 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
     critic = derived.critic(spec)
     if critic is not None and critic.model is not None and not Path(critic.model.path).expanduser().is_dir():
         lines.append("a critic of the policy's size: critic.model.path is not here")
+    distill = spec.algorithm.distill
+    if distill is not None and not Path(distill.teacher.path).expanduser().is_dir():
+        lines.append("a teacher of the policy's size: algorithm.distill.teacher.path is not here")
     if any(model.moe_layers):
         lines.append("tokens spread evenly over the experts")
     if spec.records.http_port is not None and not is_local_name(spec.records.http_host):

@@ -28,6 +28,7 @@ from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_train
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.planning.tables import GIB, KEPT_FREE, Bytes, MemoryTable, PhaseMemory, used
+from rljob_worker.planning.teacher import kept_bytes, taught_bytes, teacher_of
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, largest_module, slot_bytes
 from rljob_worker.weightsync.slots import SLOT_COUNT
 
@@ -49,6 +50,8 @@ class Rank:
     forward: PassBytes
     critic: Rank | None = None
     """The critic's, where there is one."""
+    teacher: Rank | None = None
+    """The teacher's, where there is one: its weights and its forward pass count."""
 
     @property
     def models(self) -> list[Rank]:
@@ -114,16 +117,14 @@ class Planner:
 
     def rank(self, stage: int) -> Rank:
         """The parts of a rank of one stage."""
-        spec, model, job = self._spec, self._model, self._job
-        if not isinstance(model, ModelConfig):
-            beside = critic_of(spec, model)
-            return replace(self._rows(spec, model), critic=None if beside is None else self._rows(*beside))
-        parameters = rank_parameters(model, job, stage)
-        return Rank(
-            training_state(parameters, job, spec.training.precision),
-            training_pass(spec, model, job, stage, self._batch, parameters.largest),
-            forward_pass(spec, model, job, stage, self._batch),
-        )
+        spec, model = self._spec, self._model
+        taught = teacher_of(spec, model)
+        teacher = None if taught is None else self._parts(*taught, stage)
+        if isinstance(model, ModelConfig):
+            return replace(self._parts(spec, model, stage), teacher=teacher)
+        beside = critic_of(spec, model)
+        critic = None if beside is None else self._parts(*beside, stage)
+        return replace(self._parts(spec, model, stage), critic=critic, teacher=teacher)
 
     def with_sequence(self, length: int) -> Self:
         """The planner of the same job whose largest micro-batch is one sequence, all of it responses."""
@@ -131,12 +132,28 @@ class Planner:
         other._batch = replace(self._batch, tokens=length, responses=length, longest=length)
         return other
 
-    def _rows(self, spec: RLJobSpec, model: TransformersModel) -> Rank:
+    def _parts(self, spec: RLJobSpec, model: TrainedModel, stage: int) -> Rank:
+        """One model's."""
+        job, batch = self._job, self._batch
+        if isinstance(model, TransformersModel):
+            return Rank(
+                fsdp_state(spec, model, job),
+                fsdp_training_pass(spec, model, job, batch),
+                fsdp_forward_pass(spec, model, job, batch),
+            )
+        parameters = rank_parameters(model, job, stage)
         return Rank(
-            fsdp_state(spec, model, self._job),
-            fsdp_training_pass(spec, model, self._job, self._batch),
-            fsdp_forward_pass(spec, model, self._job, self._batch),
+            training_state(parameters, job, spec.training.precision),
+            training_pass(spec, model, job, stage, batch, parameters.largest),
+            forward_pass(spec, model, job, stage, batch),
         )
+
+    def _teacher_weights(self, rank: Rank) -> int:
+        """Bytes of the teacher's weights on a rank: in the format of computation, which FSDP keeps nothing else in."""
+        if rank.teacher is None:
+            return 0
+        weights = rank.teacher.state.weights
+        return weights if isinstance(self._model, ModelConfig) else weights // 4 * itemsize(self._spec)
 
     def device_tables(self) -> list[MemoryTable]:
         """One for each kind of rank."""
@@ -199,7 +216,12 @@ class Planner:
         parts: list[tuple[str, Bytes]] = []
         if rank.critic is not None:
             parts.append(("values", awake | _pass_parts(rank.critic.forward)))
-        parts += [("ref_log_probs", forward)] * self._reference + [("log_probs", forward)] * self._old
+        parts += [("ref_log_probs", forward)] * self._reference
+        if rank.teacher is not None:
+            beside = {"teacher": self._teacher_weights(rank)}
+            parts.append(("teacher_log_probs", awake | beside | _pass_parts(rank.teacher.forward)))
+            awake = awake | {"teacher": taught_bytes(self._spec, self._batch)}
+        parts += [("log_probs", forward)] * self._old
         if rank.critic is not None:
             parts.append(("critic_train", max(self._updating(awake, rank.critic), key=_total)))
         return [*parts, ("actor_train", max(self._updating(awake, rank), key=_total))]
@@ -254,6 +276,9 @@ class Planner:
         return {
             "optimizer": sum(self._offloaded(rank) for rank in ranks),
             "reference": sum(2 * rank.state.weights * self._kept_reference for rank in ranks),
+            "teacher": sum(
+                self._teacher_weights(rank) + kept_bytes(self._spec, self._job) for rank in ranks if rank.teacher
+            ),
             "snapshot": sum(self._copied(rank) for rank in ranks),
             "routed experts": self._routed_experts() if ranks else 0,
         }

@@ -17,6 +17,7 @@ _ORDER = (
     "gradients",
     "optimizer",
     "critic",
+    "teacher",
     "gathered",
     "merged",
     "activations",

@@ -173,7 +173,7 @@ class RecordWriter:
             perf["perf/step_time"] = timing.step_seconds
             # slime's train_wait is everything outside training: it contains the other phases and must not be added to
             # them.
-            training = ("values", "ref_log_probs", "log_probs", "critic_train", "actor_train")
+            training = ("values", "ref_log_probs", "teacher_log_probs", "log_probs", "critic_train", "actor_train")
             perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
         now = time.time()
         return StepRecord(

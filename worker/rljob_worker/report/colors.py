@@ -10,6 +10,7 @@ PHASE_COLORS = {
     "wake_up": "#fdae6b",
     "values": "#ccece6",
     "ref_log_probs": "#c7e9c0",
+    "teacher_log_probs": "#a1d99b",
     "log_probs": "#74c476",
     "critic_train": "#41ae76",
     "actor_train": "#238b45",

@@ -38,5 +38,7 @@ class Inputs:
     """The critic's starting point; None: `model_folder`, or there is no critic."""
     pictures: PictureFacts | None = None
     """The way that the model takes pictures; None: it takes none."""
+    teacher_folder: Path | None = None
+    """The teacher's checkpoint; None: there is none."""
     worlds: Mapping[str, World] = field(default_factory=dict)
     """Environments, by place in the manifest of their source."""

@@ -86,6 +86,23 @@ class CriticBackend(Protocol):
         ...
 
 
+class TeacherBackend(Protocol):
+    """One rank of the teacher, in the groups of the policy; its weights are on the host where nobody computes."""
+
+    vocab_size: int
+    """See `TrainerBackend`."""
+    segment_cost: float | None
+    """See `TrainerBackend`."""
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """See `TrainerBackend`; inside `present` alone."""
+        ...
+
+    def present(self) -> AbstractContextManager[None]:
+        """Inside, the weights are on the device."""
+        ...
+
+
 class TrainerBackend(Protocol):
     """One rank of the model that is trained. All ranks make the same calls in the same order."""
 
@@ -111,6 +128,8 @@ class TrainerBackend(Protocol):
     """Tensors that the optimizer changes beside them."""
     critic: CriticBackend | None
     """The model beside it that sleeps when this one does; None where the algorithm needs none."""
+    teacher: TeacherBackend | None
+    """The model that it is brought towards; None where the algorithm has none."""
 
     @property
     def parameter_count(self) -> int:

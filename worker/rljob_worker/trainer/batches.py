@@ -57,6 +57,8 @@ class MicroBatch:
     """[k, 3] int64, patches of each of them along time, height and width."""
     pictures: tuple[int, ...] = ()
     """Numbers below k of the pictures in the row, in the order of their places in it."""
+    teacher: Tensor | None = None
+    """[n, c] float32: a teacher's log-probabilities of the labels, or a table of `TeacherRows`; None: no teacher."""
 
     @property
     def longest(self) -> int:

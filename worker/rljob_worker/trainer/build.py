@@ -27,6 +27,7 @@ class BuildBackend(Protocol):
         store: str,
         model_folder: Path,
         critic_folder: Path | None = None,
+        teacher_folder: Path | None = None,
         stop: threading.Event,
         notices: Notices,
     ) -> TrainerBackend:
@@ -40,6 +41,7 @@ class BuildBackend(Protocol):
             store: where the ranks meet.
             model_folder: Hugging Face folder with the starting weights.
             critic_folder: the same of the critic, where the algorithm needs one; None: the policy's.
+            teacher_folder: the same of the teacher, where the algorithm has one.
             stop: set when a running pass is to end early.
             notices: what the ranks agree on over the store.
         """

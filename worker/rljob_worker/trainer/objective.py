@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api import derived
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import Divergence, RLJobSpec
 from rljob_worker.algorithms import (
     MAX_METRICS,
     LossInputs,
@@ -35,6 +35,18 @@ class TokenValues:
     """[n] float32; zeros where it was not wanted."""
     state_values: Tensor | None = None
     """[n] float32, V of the tokens before each, of a critic, which has nothing else; None: of a policy."""
+    divergence: Tensor | None = None
+    """[n] float32, from the teacher's likeliest tokens, differentiable; None: there are none."""
+    table: Tensor | None = None
+    """[n, c] float32, a teacher's `TeacherRows`; None: of a policy."""
+
+    @classmethod
+    def of_table(cls, table: Tensor, wanted: Wanted) -> TokenValues:
+        """Unpack [n, c] of `output_layer.token_table`."""
+        if wanted.top:
+            return cls(table[:, 0], table.new_zeros(0), table=table)
+        log_probs, entropy, *further = table.unbind(-1)
+        return cls(log_probs, entropy, divergence=further[0] if further else None)
 
 
 class Loss(Protocol):
@@ -61,6 +73,24 @@ class LogProbs:
         return tokens.log_probs.sum(), tokens.log_probs
 
 
+class TeacherTables:
+    """Collects what a teacher says of response tokens: [n, c] float32 of each micro-batch, for `MicroBatch.teacher`.
+
+    Args:
+        sampling: how they were sampled.
+        vocab_size: tokens that policy and teacher have in common.
+        top: how many of its likeliest tokens; 0: the log-probabilities of the sampled ones alone, c = 1.
+    """
+
+    def __init__(self, sampling: SamplingParams, vocab_size: int, top: int) -> None:
+        self.wanted: Wanted | None = Wanted(sampling, vocab_size, entropy=False, top=top)
+
+    def __call__(self, _index: int, _micro_batch: MicroBatch, tokens: TokenValues) -> tuple[Tensor, Tensor]:
+        """(a loss that nobody uses, the table)."""
+        table = tokens.log_probs.unsqueeze(-1) if tokens.table is None else tokens.table
+        return tokens.log_probs.sum(), table
+
+
 class PolicyLoss:
     """The algorithm's loss over the micro-batches of one optimizer update.
 
@@ -84,7 +114,13 @@ class PolicyLoss:
     ) -> None:
         self._spec = spec.algorithm.model_copy(update={"anchor": derived.ratio_anchor(spec)})
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
-        self.wanted: Wanted | None = Wanted(sampling, vocab_size, entropy_grad=self._spec.entropy_coefficient > 0)
+        distill = self._spec.distill
+        self.wanted: Wanted | None = Wanted(
+            sampling,
+            vocab_size,
+            entropy_grad=self._spec.entropy_coefficient > 0,
+            divergence=distill is not None and distill.divergence is Divergence.TOP_K,
+        )
         self._old = old_log_probs
         self._reference = reference_log_probs
         self._denominators = {
@@ -109,6 +145,8 @@ class PolicyLoss:
                 old_log_probs=None if self._old is None else self._old[index],
                 rollout_log_probs=micro_batch.rollout_log_probs,
                 reference_log_probs=None if self._reference is None else self._reference[index],
+                teacher_log_probs=None if micro_batch.teacher is None else micro_batch.teacher[:, 0],
+                divergence=tokens.divergence,
                 entropy=entropy,
                 sequences=micro_batch.sequences,
             ),

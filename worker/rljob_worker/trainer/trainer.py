@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from rljob_api import derived
 from rljob_api.json_types import Json, JsonObject
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import Divergence, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
 from rljob_worker.devices.profiling import ProfileOrder, ProfileResult, WorkProfiler
@@ -31,7 +32,7 @@ from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.critic import Critic
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
-from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
+from rljob_worker.trainer.objective import LogProbs, PolicyLoss, TeacherTables, mean_over_updates
 from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
@@ -58,6 +59,7 @@ class Trainer:
         model_folder: str,
         total_updates: int,
         critic_folder: str | None = None,
+        teacher_folder: str | None = None,
         route: Route | None = None,
     ) -> None:
         """Remember what to build; `setup` builds it.
@@ -71,6 +73,7 @@ class Trainer:
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
             critic_folder: Hugging Face folder that the critic starts from; None: the policy's.
+            teacher_folder: Hugging Face folder of the teacher, where the algorithm has one.
             route: of the weights to the engines; None: nobody takes them.
         """
         self.spec = RLJobSpec.model_validate(spec)
@@ -80,6 +83,7 @@ class Trainer:
         self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
         self._critic_folder = None if critic_folder is None else Path(critic_folder)
+        self._teacher_folder = None if teacher_folder is None else Path(teacher_folder)
         self._route = route
         self._total_updates = total_updates
         layout = ParallelLayout.of_training(self.spec.training, world_size, rank)
@@ -91,6 +95,7 @@ class Trainer:
         self._updates = 0
         self._busy = 0.0
         self._planned: tuple[TrainBatch, list[Update]] | None = None
+        self._taught = False
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
@@ -112,10 +117,15 @@ class Trainer:
             store=self._store,
             model_folder=self._model_folder,
             critic_folder=self._critic_folder,
+            teacher_folder=self._teacher_folder,
             stop=self._stop_requested,
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
+        self._vocab_size = backend.vocab_size
+        if backend.teacher is not None:
+            # Of a family's models the larger vocabulary ends in padding, which has no token.
+            self._vocab_size = min(self._vocab_size, backend.teacher.vocab_size)
         self._critic = self._critic_of(backend)
         self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -210,6 +220,25 @@ class Trainer:
             with torch.no_grad(), self._backend.reference():
                 # As the reference policy itself would: its routers are not those of the engine.
                 self._reference_log_probs = self._forward(updates, sampling, own_routing=True)
+
+    def teacher_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
+        """The teacher's probabilities for the coming `train` call's batch; kept here, on the host. Collective."""
+        teacher, distill = self._backend.teacher, self.spec.algorithm.distill
+        assert teacher is not None
+        assert distill is not None
+        top = distill.top_k if distill.divergence is Divergence.TOP_K else 0
+        with self._computing("teacher_log_probs"):
+            updates = self._plan(batch)
+            flat = [one.with_own_routing() for update in updates for one in update.micro_batches]
+            with torch.no_grad(), teacher.present():
+                found = teacher.forward(flat, TeacherTables(sampling, self._vocab_size, top))
+            tables = iter([table.cpu() for table in found])
+            # Stages before the last have none, and compute no loss.
+            taught = [
+                replace(each, micro_batches=[replace(one, teacher=next(tables, None)) for one in each.micro_batches])
+                for each in updates
+            ]
+            self._planned, self._taught = (batch, taught), True
 
     def log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch before its updates; kept here. Collective.
@@ -371,6 +400,7 @@ class Trainer:
         updates = plan_step(packed, self.spec.training.global_batch_size, self._dealing(layout.dp), layout.dp_rank)
         self._planned = (batch, updates)
         self._old = self._reference_log_probs = None
+        self._taught = False
         return updates
 
     def _critic_of(self, backend: TrainerBackend) -> Critic | None:
@@ -382,21 +412,23 @@ class Trainer:
 
     def _forget_step(self) -> None:
         self._planned = self._old = self._reference_log_probs = None
+        self._taught = False
 
     def _dealing(self, parts: int) -> Dealing:
         """Between `parts` ranks."""
         layout, bound = self._backend.layout, self.spec.training.max_tokens_per_micro_batch
+        teacher = self._backend.teacher
         return Dealing(
             bound,
             parts,
             layout.pp,
             lockstep=layout.ep > 1,
             pair_cost=self._backend.pair_cost,
-            segment_cost=self._backend.segment_cost,
+            segment_cost=self._backend.segment_cost if teacher is None or teacher.segment_cost is not None else None,
         )
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
-        return LogProbs(sampling, self._backend.vocab_size)
+        return LogProbs(sampling, self._vocab_size)
 
     def _forward(
         self, updates: list[Update], sampling: SamplingParams, *, own_routing: bool = False
@@ -439,13 +471,15 @@ class Trainer:
             raise RuntimeError(f"train: {len(updates)} updates a step need log_probs() of the same batch first")
         if self._reference_log_probs is None and self._needs_reference:
             raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
+        if self._backend.teacher is not None and not self._taught:
+            raise RuntimeError("train: algorithm.distill needs teacher_log_probs() of the same batch first")
 
     def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int) -> PolicyLoss:
         return PolicyLoss(
             self.spec,
             update,
             sampling,
-            self._backend.vocab_size,
+            self._vocab_size,
             old_log_probs=None if self._old is None else self._old[index],
             reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
             version=version - 1,

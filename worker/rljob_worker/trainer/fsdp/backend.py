@@ -18,12 +18,13 @@ from rljob_worker.models.cost import pairs_share
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, UpdateResult
+from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, TeacherBackend, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.checkpoint import load_rank, save_rank
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import Joined, RankState, build_critic_state, build_rank_state, join_ranks
+from rljob_worker.trainer.fsdp.teacher import FsdpTeacher
 from rljob_worker.trainer.fsdp.updates import Passes, Updater
 from rljob_worker.trainer.objective import Loss
 from rljob_worker.trainer.rank_backend import RankBackend, Rounding
@@ -69,12 +70,13 @@ class FsdpModel:
 
 
 class FsdpBackend(FsdpModel, RankBackend):
-    """A `TrainerBackend`: the policy's rows, and the critic's where there is one.
+    """A `TrainerBackend`: the policy's rows, and the critic's and the teacher's where there are such.
 
     Args:
         joined: the rank among the others.
         rank: its rows of the policy.
         critic: its rows of the critic.
+        teacher_folder: Hugging Face folder of the teacher, where there is one.
         spec: the job.
         stop: set when a running pass is to end early.
         notices: what the ranks agree on.
@@ -85,6 +87,7 @@ class FsdpBackend(FsdpModel, RankBackend):
         joined: Joined,
         rank: RankState,
         critic: RankState | None,
+        teacher_folder: Path | None,
         spec: RLJobSpec,
         stop: threading.Event,
         notices: Notices,
@@ -105,6 +108,9 @@ class FsdpBackend(FsdpModel, RankBackend):
         self.critic: CriticBackend | None = None
         if critic is not None and beside is not None:
             self.critic = FsdpModel(critic, beside.optimizer.clip_grad, training.precision.value, agreement)
+        self.teacher: TeacherBackend | None = None
+        if teacher_folder is not None:
+            self.teacher = FsdpTeacher(joined, spec, teacher_folder, agreement)
 
     @property
     def parameter_count(self) -> int:
@@ -147,6 +153,7 @@ def build_backend(
     store: str,
     model_folder: Path,
     critic_folder: Path | None = None,
+    teacher_folder: Path | None = None,
     stop: threading.Event,
     notices: Notices,
 ) -> FsdpBackend:
@@ -155,4 +162,4 @@ def build_backend(
     rows, critic, beside = build_rank_state(joined, spec, model_folder), None, derived.critic(spec)
     if beside is not None:
         critic = build_critic_state(joined, spec, beside, critic_folder or model_folder)
-    return FsdpBackend(joined, rows, critic, spec, stop, notices)
+    return FsdpBackend(joined, rows, critic, teacher_folder, spec, stop, notices)

@@ -13,8 +13,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rljob_worker.algorithms import response_log_probs
-from rljob_worker.algorithms.output_layer import Wanted, output_log_probs
+from rljob_worker.algorithms.output_layer import Wanted, table_of_logits, token_table
 from rljob_worker.models.hf_model import gathered_apart, has_packed_attention, plain_head
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.fsdp.pictures import see_once
@@ -109,17 +108,8 @@ class ShardedModel:
         if self._plain:
             if values.data_ptr() != self._made:
                 raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")
-            return TokenValues(*values.unbind(-1))
-        log_probs, entropy = response_log_probs(
-            values,
-            micro_batch.labels,
-            wanted.sampling,
-            None,
-            wanted.vocab_size,
-            with_entropy=wanted.entropy,
-            entropy_grad=wanted.entropy_grad,
-        )
-        return TokenValues(log_probs, entropy)
+            return TokenValues.of_table(values, wanted)
+        return TokenValues.of_table(table_of_logits(values, micro_batch.labels, wanted, micro_batch.teacher), wanted)
 
     def _beside(self, micro_batch: MicroBatch) -> _Inputs:
         """Inputs beside a row's tokens: where samples begin, and their pictures."""
@@ -161,14 +151,14 @@ class ShardedModel:
         return hidden.flatten(0, 1).index_select(0, self._micro_batch.rows)
 
     def _token_values(self, head: nn.Module, hidden: Tensor) -> Tensor:
-        """In the place of the head's product: [1, S, h] -> log-probabilities and entropies [1, n, 2]."""
+        """In the place of the head's product: [1, S, h] -> the table of the response tokens' values [1, n, c]."""
         assert self._micro_batch is not None
         assert self._wanted is not None
+        here = self._micro_batch
         weight = head.get_parameter("weight")
-        values = output_log_probs(self._rows(hidden), weight, self._micro_batch.labels, self._wanted, None)
-        stacked = torch.stack(values, dim=-1).unsqueeze(0)
-        self._made = stacked.data_ptr()
-        return stacked
+        table = token_table(self._rows(hidden), weight, here.labels, self._wanted, None, here.teacher).unsqueeze(0)
+        self._made = table.data_ptr()
+        return table
 
 
 def _passed(model: HfModel) -> float:

@@ -15,7 +15,7 @@ from rljob_api import derived
 from rljob_api.spec import CriticSpec, LoraSpec, OptimizerSpec, Precision, Recompute, RLJobSpec, TrainingSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
-from rljob_worker.models.adapters import adapter_views, add_adapters
+from rljob_worker.models.adapters import adapter_views, add_adapters, freeze
 from rljob_worker.models.checkpoint_views import CheckpointView, called_as, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, tied_names, tower
@@ -181,6 +181,25 @@ def build_critic_state(joined: Joined, spec: RLJobSpec, critic: CriticSpec, mode
         optimizer=_optimizer(joined, shards, derived.critic_optimizer(spec, critic)),
         stem=CRITIC,
     )
+
+
+def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> tuple[ShardedModel, Shards]:
+    """Build a model that is computed with and never trained, in the format of computation; collective.
+
+    Its shards are in ordinary memory, and do not sleep with the policy's.
+
+    Raises:
+        UserError: a model or a checkpoint that does not fit; names the tensor.
+    """
+    model = build_hf_model(model_folder, attention=_attention(joined.device))
+    views = checkpoint_views(model)
+    files = _checked_files(model, views, model_folder)
+    freeze(model, _dtype(spec.training))
+    training = spec.training.model_copy(update={"recompute": Recompute.NONE})
+    sharded = _sharded(model, joined, training, None)
+    shards = place_shards(model, nullcontext, joined.device.torch_device)
+    read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, joined.layout), files)
+    return sharded, shards
 
 
 def _attention(device: Device) -> str:

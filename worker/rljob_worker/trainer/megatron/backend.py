@@ -15,7 +15,7 @@ from rljob_worker.models.cost import pair_cost, segment_cost
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, UpdateResult
+from rljob_worker.trainer.backend import Compute, CriticBackend, Loaded, TeacherBackend, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
@@ -25,6 +25,7 @@ from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState, build_rank_state, join_ranks
+from rljob_worker.trainer.megatron.teacher import MegatronTeacher
 from rljob_worker.trainer.megatron.updates import Updater
 from rljob_worker.trainer.objective import Loss
 from rljob_worker.trainer.rank_backend import RankBackend
@@ -33,10 +34,16 @@ from rljob_worker.trainer.stopping import StopAgreement
 
 
 class MegatronBackend(RankBackend):
-    """A `TrainerBackend`: one rank's model, schedule and optimizer."""
+    """A `TrainerBackend`: one rank's model, schedule and optimizer, and its part of a teacher where there is one."""
 
     def __init__(
-        self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
+        self,
+        rank: RankState,
+        spec: RLJobSpec,
+        device: Device,
+        stop: threading.Event,
+        notices: Notices,
+        teacher_folder: Path | None = None,
     ) -> None:
         super().__init__(spec, device, rank.memory, rank.groups, rank.parameters)
         self.rank = rank
@@ -58,6 +65,9 @@ class MegatronBackend(RankBackend):
             replay = ExpertReplay(rank.ddp.module, rank.config, rank.layout, recomputes=recomputes)
         self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, replay)
         self._updater = Updater(rank, self._pipeline, replay)
+        self.teacher: TeacherBackend | None = None
+        if teacher_folder is not None:
+            self.teacher = MegatronTeacher(rank, spec, device, teacher_folder, agreement)
 
     @property
     def parameter_count(self) -> int:
@@ -110,10 +120,11 @@ def build_backend(
     store: str,
     model_folder: Path,
     critic_folder: Path | None = None,
+    teacher_folder: Path | None = None,
     stop: threading.Event,
     notices: Notices,
 ) -> MegatronBackend:
     """See `trainer.build.BuildBackend`; rules refuse a critic."""
     joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
     state = build_rank_state(joined, spec, device, model_folder)
-    return MegatronBackend(state, spec, device, stop, notices)
+    return MegatronBackend(state, spec, device, stop, notices, teacher_folder)

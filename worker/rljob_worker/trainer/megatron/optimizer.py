@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +17,7 @@ def wrap_model(model: GptModel) -> DistributedDataParallel:
     """DistributedDataParallel with flat buffers, fp32 gradients, and gradients summed (not averaged) over ranks."""
     from megatron.core import distributed
 
-    config = model.config
-    # The loss is divided by the whole batch's tokens already: Megatron must not divide by ranks or micro-batches too.
-    config.calculate_per_token_loss = True
-    config.variable_seq_lengths = config.pipeline_model_parallel_size > 1
+    config = prepare_for_schedules(model)
     _mark_sharded_weights(model)
     wrapped: DistributedDataParallel = distributed.DistributedDataParallel(
         config,
@@ -33,6 +30,15 @@ def wrap_model(model: GptModel) -> DistributedDataParallel:
         model,
     )
     return wrapped
+
+
+def prepare_for_schedules(model: GptModel) -> Any:
+    """Set what pipeline schedules read from the model's config; returns it."""
+    config = model.config
+    # The loss is divided by the whole batch's tokens already: Megatron must not divide by ranks or micro-batches too.
+    config.calculate_per_token_loss = True
+    config.variable_seq_lengths = config.pipeline_model_parallel_size > 1
+    return config
 
 
 def _mark_sharded_weights(model: torch.nn.Module) -> None:

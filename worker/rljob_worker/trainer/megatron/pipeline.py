@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_worker.algorithms.output_layer import Wanted, output_log_probs
+from rljob_worker.algorithms.output_layer import Wanted, token_table
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
@@ -50,6 +50,7 @@ class PipelineRunner:
         self._selected: Tensor | None = None
         self._labels: Tensor | None = None
         self._wanted: Wanted | None = None
+        self._teacher: Tensor | None = None
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
         self._device = next(ddp.parameters()).device
@@ -101,6 +102,7 @@ class PipelineRunner:
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
         self._selected, self._labels, self._wanted = micro_batch.rows, micro_batch.labels, compute.wanted
+        self._teacher = micro_batch.teacher
         self._rotary.positions = micro_batch.position_ids[0]
         if self._replay is not None:
             self._replay.use(micro_batch)
@@ -109,7 +111,9 @@ class PipelineRunner:
         )
 
         def loss_func(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            loss, result = compute(index, micro_batch, TokenValues(*values.squeeze(0).unbind(-1)))
+            assert compute.wanted is not None
+            tokens = TokenValues.of_table(values.squeeze(0), compute.wanted)
+            loss, result = compute(index, micro_batch, tokens)
             return loss, self._no_tokens, result
 
         return output, loss_func
@@ -121,7 +125,7 @@ class PipelineRunner:
         weight: Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Tensor, None]:
-        """In the place of the output layer's product: [S, 1, h] -> log-probabilities and entropies [n, 1, 2].
+        """In the place of the output layer's product: [S, 1, h] -> the table of the response tokens' values [n, 1, c].
 
         A weight that is shared with the embedding comes with the call.
         """
@@ -133,8 +137,8 @@ class PipelineRunner:
             hidden = self._gather(hidden, tensor_parallel_output_grad=False)
         rows = hidden.flatten(0, 1).index_select(0, self._selected)
         own = weight if weight is not None else layer.get_parameter("weight")
-        values = output_log_probs(rows, own, self._labels, self._wanted, self._vocabulary_group)
-        return torch.stack(values, dim=-1).unsqueeze(1), None
+        table = token_table(rows, own, self._labels, self._wanted, self._vocabulary_group, self._teacher)
+        return table.unsqueeze(1), None
 
     def _nothing(self) -> Tensor:
         """Output of a skipped micro-batch; it keeps the gradient path between stages."""
