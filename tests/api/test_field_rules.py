@@ -196,6 +196,12 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.fsdp={}"], ["spec.training.fsdp"]),
     (["training.lora={}"], ["spec.training.lora"]),
     (["training={backend: FSDP, lora: {handover: Adapters}}"], ["spec.training.lora.handover"]),
+    (["data.imageKey=images"], ["spec.training.backend"]),
+    (["data.imageKey=images", "training={backend: FSDP, lora: {rank: 8}}"], ["spec.training.lora"]),
+    (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
+    ([*APART, "data.imageKey=images", "training={backend: FSDP}"], ["spec.mode"]),
+    (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
+    (["data={synthetic: {task: NameColor, symbols: 14}}", "training={backend: FSDP}"], ["spec.data.synthetic.symbols"]),
     (
         [*APART, "training={backend: FSDP, lora: {rank: 12, handover: Adapters}}"],
         ["spec.training.lora.rank"],

@@ -46,7 +46,7 @@ PICTURES = (
         wrong="NameColor knows fewer colours",
         allowed=f"at most {_COLORS} with task NameColor",
         check=lambda data: data.task != "NameColor" or data.symbols <= _COLORS,
-        cel=f"self.task != 'NameColor' || self.symbols <= {_COLORS}",
+        cel=f"!has(self.task) || self.task != 'NameColor' || !has(self.symbols) || self.symbols <= {_COLORS}",
     ),
     _with_pictures(
         "training.backend",
