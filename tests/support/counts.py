@@ -288,7 +288,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "generate": (1, 1),
     "forward": (15, 15),
     "lines": (float("inf"), 8128),
-    "begins": (1, 0),
+    "begins": (0, 0),
     "people": (0, 0),
     "worker": (6, 8),
     "operator": (2, 8),

@@ -102,7 +102,7 @@ class RoutedRows:
         return frozenset().union(*found) if found else None
 
     def lines(self) -> Iterator[str]:
-        """Number of rows of each value, and their rewards."""
+        """A line for each value: the number of its rows, and the rewards that score them."""
         assert self.reward.parts is not None
         for value, rows in sorted(self.values.items(), key=lambda item: (item[0] is None, item[0] or "")):
             names = [part_name(part) for part in self.reward.parts if scores(part, value)]

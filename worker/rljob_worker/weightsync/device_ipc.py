@@ -121,7 +121,7 @@ class _DeviceDigest:
             self._sum.add(move.summed)
 
     def begun(self) -> Checksum:
-        """The device has begun to compute it."""
+        """The checksum, whose computation the device has begun."""
         return self._sum.begin()
 
 

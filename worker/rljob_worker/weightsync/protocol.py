@@ -253,7 +253,7 @@ class Doubt:
 
 
 class Coverage:
-    """Which tensors have reached the loader of every worker of an engine."""
+    """The tensors that have reached the loader of every worker of an engine."""
 
     def __init__(self, plan: SyncPlan, version: int) -> None:
         self._plan, self._version = plan, version
