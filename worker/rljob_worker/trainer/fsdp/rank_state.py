@@ -192,8 +192,7 @@ def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> t
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
     model = build_hf_model(model_folder, attention=_attention(joined.device))
-    views = checkpoint_views(model)
-    files = _checked_files(model, views, model_folder)
+    views, files = _checked_files(model, checkpoint_views(model), model_folder)
     freeze(model, _dtype(spec.training))
     training = spec.training.model_copy(update={"recompute": Recompute.NONE})
     sharded = _sharded(model, joined, training, None)
