@@ -180,12 +180,14 @@ def _for_training(spec: RLJobSpec) -> int:
     training = spec.training
     stages = training.pipeline_parallel
     shards = (training.fsdp and training.fsdp.shard_size) or 1
-    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages, shards)
+    dense = training.tensor_parallel * training.context_parallel
+    return math.lcm(dense * stages, training.expert_parallel * stages, shards)
 
 
 def data_parallel(spec: RLJobSpec) -> int:
-    """Model replicas in training."""
-    return trainers(spec) // (spec.training.tensor_parallel * spec.training.pipeline_parallel)
+    """Parts that the samples of an update are dealt to."""
+    training = spec.training
+    return trainers(spec) // (training.tensor_parallel * training.pipeline_parallel * training.context_parallel)
 
 
 def engines(spec: RLJobSpec) -> int:

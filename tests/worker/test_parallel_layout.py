@@ -10,8 +10,9 @@ from rljob_api.spec import TrainingSpec
 from rljob_worker.parallel_layout import ParallelLayout, check_nodes
 
 sizes = st.builds(
-    lambda tp, pp, ep, more: ParallelLayout(tp * pp * ep * more, tp, pp, ep),
+    lambda tp, pp, ep, cp, more: ParallelLayout(tp * cp * pp * ep * more, tp, pp, ep, cp=cp),
     *(st.sampled_from([1, 2, 4]),) * 3,
+    st.sampled_from([1, 2, 4]),
     st.integers(1, 4),
 )
 
@@ -38,6 +39,17 @@ def test_stages_are_outermost_and_tensor_parallel_ranks_are_neighbours(layout: P
     assert all(at.tp_rank == at.rank % layout.tp for at in ranks)
     assert [at.rank for at in ranks if at.first_stage] == list(range(layout.stage_size))
     assert sum(at.last_stage for at in ranks) == layout.stage_size
+
+
+@given(sizes)
+def test_ranks_that_divide_rows_are_neighbours_of_one_stage(layout: ParallelLayout) -> None:
+    places = {(at.samples_rank, at.cp_rank, at.tp_rank, at.pp_rank) for at in every_rank(layout)}
+    assert len(places) == layout.world_size
+    assert layout.samples * layout.cp == layout.dp
+    for at in every_rank(layout):
+        group = [o for o in every_rank(layout) if (o.pp_rank, o.samples_rank) == (at.pp_rank, at.samples_rank)]
+        first = min(other.rank for other in group)
+        assert [other.rank for other in group] == list(range(first, first + layout.tp * layout.cp))
 
 
 @given(sizes, st.integers(1, 3))
@@ -89,6 +101,7 @@ def test_stages_over_nodes_lie_on_as_few_as_can_be(tp: int, ep: int, pp: int, mo
             r"training\.pipelineParallel: with 6 stages 3 nodes of 4 devices .* does not divide the 2 nodes",
         ),
         ({"tensorParallel": 8}, r"training\.tensorParallel: 8 does not divide resources\.devicesPerNode 4"),
+        ({"contextParallel": 8}, r"training\.tensorParallel x training\.contextParallel: 8 does not divide"),
         ({"expertParallel": 8}, r"training\.expertParallel: 8 does not divide"),
         ({"pipelineParallel": 2, "tensorParallel": 3}, r"training\.tensorParallel: 3 does not divide"),
     ],

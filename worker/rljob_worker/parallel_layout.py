@@ -15,7 +15,8 @@ class ParallelLayout:
 
     Ranks are numbered as Megatron does by default (`parallel_state.initialize_model_parallel`, order tp-cp-ep-dp-pp):
     tensor parallelism is innermost, then replicas, pipeline stages are outermost. The ranks of a stage hold the experts
-    in a cut of their own: where those are dealt out, tensor parallelism does not cut them.
+    in a cut of their own: where those are dealt out, tensor parallelism does not cut them. Ranks that divide a row of
+    samples by context parallelism are replicas to Megatron, neighbours among them.
     """
 
     world_size: int = 1
@@ -28,6 +29,8 @@ class ParallelLayout:
     rank: int = 0
     shards: int = 1
     """Ranks that divide one copy of the parameters row by row, and gather them where they compute: neighbours."""
+    cp: int = 1
+    """Context parallel: ranks that divide the tokens of each row."""
 
     @property
     def stage_size(self) -> int:
@@ -38,6 +41,11 @@ class ParallelLayout:
     def dp(self) -> int:
         """Replicas of the dense parameters, which share their optimizer state."""
         return self.stage_size // self.tp
+
+    @property
+    def samples(self) -> int:
+        """Parts that the samples of an update are dealt to."""
+        return self.dp // self.cp
 
     @property
     def expert_tp(self) -> int:
@@ -58,6 +66,16 @@ class ParallelLayout:
     def dp_rank(self) -> int:
         """Replica of the dense parameters that it belongs to."""
         return self.rank % self.stage_size // self.tp
+
+    @property
+    def cp_rank(self) -> int:
+        """Number of the share of each row's tokens that it computes."""
+        return self.dp_rank % self.cp
+
+    @property
+    def samples_rank(self) -> int:
+        """Number of the part of the samples that it is dealt."""
+        return self.dp_rank // self.cp
 
     @property
     def pp_rank(self) -> int:
@@ -87,7 +105,7 @@ class ParallelLayout:
     def nodes_of_replica(self, ranks_per_node: int) -> int:
         """Number of nodes that hold whole replicas of the model between them: one, where a node has room for all
         stages."""
-        group = math.lcm(self.tp, self.expert_tp * self.ep, self.shards) * self.pp
+        group = math.lcm(self.tp * self.cp, self.expert_tp * self.ep, self.shards) * self.pp
         return 1 if ranks_per_node >= self.world_size else group // math.gcd(ranks_per_node, group)
 
     def among_replicas(self, ranks_per_node: int) -> ParallelLayout:
@@ -130,19 +148,22 @@ class ParallelLayout:
         return [replace(self, rank=rank) for rank in range(self.world_size)]
 
     def same_cut(self, other: ParallelLayout) -> bool:
-        """Whether the parallel sizes are equal, wherever the two ranks stand."""
-        return replace(self, rank=0) == replace(other, rank=0)
+        """Whether ranks hold the same parts of the state, wherever the two stand; which tokens they compute does not
+        matter to it."""
+        return replace(self, rank=0, cp=1) == replace(other, rank=0, cp=1)
 
     def sizes(self) -> str:
         """The parallel sizes, for people."""
         trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
         shards = f", shards {self.shards}" if self.shards > 1 else ""
-        return f"{trainers}: tensor {self.tp}, pipeline {self.pp}, expert {self.ep}, data {self.dp}{shards}"
+        context = f"context {self.cp}, " if self.cp > 1 else ""
+        sizes = f"tensor {self.tp}, pipeline {self.pp}, {context}expert {self.ep}, data {self.samples}{shards}"
+        return f"{trainers}: {sizes}"
 
     def coordinates(self) -> dict[str, int]:
         """Plain values for a checkpoint: which rank saved a file."""
-        names = ("rank", "world_size", "tp", "tp_rank", "pp", "pp_rank", "ep", "ep_rank", "dp", "dp_rank", "shards")
-        return {name: getattr(self, name) for name in names}
+        names = ("rank", "world_size", "tp", "tp_rank", "pp", "pp_rank", "ep", "ep_rank", "dp", "dp_rank")
+        return {name: getattr(self, name) for name in (*names, "shards", "cp")}
 
     @classmethod
     def of_training(cls, training: TrainingSpec, world_size: int, rank: int = 0) -> ParallelLayout:
@@ -150,14 +171,20 @@ class ParallelLayout:
         given = training.fsdp and training.fsdp.shard_size
         shards = (given or world_size) if training.backend is TrainingBackend.FSDP else 1
         return cls(
-            world_size, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel, rank, shards
+            world_size=world_size,
+            tp=training.tensor_parallel,
+            pp=training.pipeline_parallel,
+            ep=training.expert_parallel,
+            rank=rank,
+            shards=shards,
+            cp=training.context_parallel,
         )
 
     @classmethod
     def of_coordinates(cls, saved: Mapping[str, int]) -> ParallelLayout:
-        """The layout of a rank that saved these `coordinates`; older ones have no shards."""
-        shards = saved.get("shards", 1)
-        return cls(saved["world_size"], saved["tp"], saved["pp"], saved["ep"], saved["rank"], shards)
+        """The layout of a rank that saved these `coordinates`; older ones have no shards and no context."""
+        shards, context = saved.get("shards", 1), saved.get("cp", 1)
+        return cls(saved["world_size"], saved["tp"], saved["pp"], saved["ep"], saved["rank"], shards, context)
 
 
 def check_sizes(training: TrainingSpec, world_size: int) -> None:
@@ -172,6 +199,11 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
             f"training.tensorParallel x training.pipelineParallel is {training.tensor_parallel} x "
             f"{training.pipeline_parallel} = {model}, which does not divide the {world_size} devices"
         )
+    if world_size // model % training.context_parallel:
+        raise ValueError(
+            f"training.contextParallel: {training.context_parallel} does not divide the {world_size // model} replicas "
+            f"that {world_size} devices hold by training.tensorParallel x training.pipelineParallel"
+        )
     if (world_size // training.pipeline_parallel) % training.expert_parallel:
         raise ValueError(
             f"training.expertParallel: {training.expert_parallel} does not divide the "
@@ -182,11 +214,15 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
 def check_nodes(training: TrainingSpec, ranks_per_node: int, nodes: int) -> None:
     """Refuse parallel sizes that the nodes cannot be dealt; ValueError names the field.
 
-    Pipeline stages may lie on several nodes; what is cut by tensor or expert parallelism may not.
+    Pipeline stages may lie on several nodes; what is cut by tensor, context or expert parallelism may not.
     """
     if nodes == 1:
         return
-    for field, size in (("tensorParallel", training.tensor_parallel), ("expertParallel", training.expert_parallel)):
+    for field, size in (
+        ("tensorParallel", training.tensor_parallel),
+        ("tensorParallel x training.contextParallel", training.tensor_parallel * training.context_parallel),
+        ("expertParallel", training.expert_parallel),
+    ):
         if ranks_per_node % size:
             raise ValueError(
                 f"training.{field}: {size} does not divide resources.devicesPerNode {ranks_per_node}, so a group would "

@@ -33,6 +33,12 @@ def _devices_fit_model(spec: Any) -> bool:
     return derived.trainers(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
 
 
+def _devices_fit_context(spec: Any) -> bool:
+    training = spec.training
+    model = training.tensor_parallel * training.pipeline_parallel
+    return not _devices_fit_model(spec) or derived.trainers(spec) // model % training.context_parallel == 0
+
+
 def _let(cel: str, **values: str) -> str:
     """Give values names in a condition: for each `self.block.field` the API server walks all fields of the spec, and a
     rule with ten of them took it a millisecond at every write."""
@@ -69,6 +75,10 @@ def trainer_devices() -> tuple[str, str]:
 _NO_ENGINES_GIVEN, _ENGINES_PER_NODE = _own("rollout")
 _DEVICES = f"({_TRAINER_NODES}) * ({_PER_NODE})"
 _MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"
+_REPLICA_SIZE = (
+    "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel * self.training.contextParallel"
+    " : 1"
+)
 _SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
 _BATCH_GIVEN = "has(self.training) && has(self.training.globalBatchSize)"
 
@@ -82,6 +92,19 @@ PARALLELISM = (
         " (with mode Disaggregated or Async: of resources.trainer)",
         check=_devices_fit_model,
         cel=f"{_NOT_GIVEN} || ({_DEVICES}) % ({_MODEL_SIZE}) == 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.contextParallel",
+        wrong="the job's model replicas cannot be divided into groups that share rows",
+        allowed="training.contextParallel divides devices / (training.tensorParallel x training.pipelineParallel)",
+        check=_devices_fit_context,
+        cel=f"{_NOT_GIVEN} || !has(self.training) || self.training.contextParallel == 1 || "
+        + _let(
+            "devices % model_size != 0 || devices / model_size % self.training.contextParallel == 0",
+            devices=_DEVICES,
+            model_size=_MODEL_SIZE,
+        ),
     ),
     Rule(
         on=RLJobSpec,
@@ -106,14 +129,15 @@ PARALLELISM = (
         on=RLJobSpec,
         field="training.globalBatchSize",
         wrong="an update's samples cannot be divided among the model replicas",
-        allowed="a multiple of the data parallel size: devices / (training.tensorParallel x training.pipelineParallel)"
+        allowed="a multiple of the data parallel size: devices / (tensorParallel x pipelineParallel x"
+        " contextParallel) of training"
         " (without globalBatchSize: rollout.promptsPerStep x rollout.samplesPerPrompt is such a multiple)",
-        check=lambda s: not _devices_fit_model(s) or _batch_fits_data_parallel(s),
+        check=lambda s: not _devices_fit_model(s) or not _devices_fit_context(s) or _batch_fits_data_parallel(s),
         cel=f"{_NOT_GIVEN} || "
         + _let(
-            "devices % model_size != 0 || batch % (devices / model_size) == 0",
+            "devices % replica_size != 0 || batch % (devices / replica_size) == 0",
             devices=_DEVICES,
-            model_size=_MODEL_SIZE,
+            replica_size=_REPLICA_SIZE,
             batch=f"{_BATCH_GIVEN} ? self.training.globalBatchSize : {_SAMPLES}",
         ),
     ),

@@ -175,6 +175,16 @@ def _expert_cut(training: Any) -> int:
     return training.tensor_parallel if training.expert_parallel == 1 else 1
 
 
+def _context_findings(config: Mapping[str, Any], training: Any) -> Iterator[Finding]:
+    """Heads that context-parallel ranks cannot divide: in attention each has all tokens of a share of them."""
+    context, tensor = training.context_parallel, training.tensor_parallel
+    for name, what in (("num_attention_heads", "heads"), ("num_key_value_heads", "key heads")):
+        value = size_of(config, name)
+        if value and value % tensor == 0 and value // tensor % context:
+            own = f"{value // tensor} {what} of a tensor-parallel rank ({name} {value} / {tensor})"
+            yield Finding(("training", "contextParallel"), f"does not divide the {own}", "a divisor of them")
+
+
 def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
     """Findings about a job's parallel sizes and lengths that do not fit its model.
 
@@ -196,6 +206,7 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
         value = size_of(config, name)
         if value and value % size:
             yield Finding(field, f"does not divide the model's {name} ({value})", "a divisor of it")
+    yield from _context_findings(config, training)
     if training.expert_parallel > 1 and config.get("model_type") in ("qwen2", "qwen3"):
         yield Finding(("training", "expertParallel"), "the model has no experts", "1")
     if spec.rollout.router_replay and config.get("model_type") in ("qwen2", "qwen3", "qwen3_5"):

@@ -115,7 +115,8 @@ class LoraSpec(ApiModel):
 
 
 class TrainingSpec(ApiModel):
-    """Training by Megatron-core, or by FSDP. Data parallel size is devices / (tensor x pipeline parallel size)."""
+    """Training by Megatron-core, or by FSDP. Data parallel size is devices / (tensor x pipeline x context parallel
+    size)."""
 
     backend: TrainingBackend = TrainingBackend.MEGATRON
     """`Megatron`: Qwen2, Qwen3, Qwen3-MoE and Qwen3.5 with tensor, pipeline and expert parallelism. `FSDP`: any model
@@ -129,6 +130,9 @@ class TrainingSpec(ApiModel):
     """Tensor parallel size."""
     pipeline_parallel: GroupSize = 1
     """Pipeline parallel size. A model replica's stages lie on one node, or on several where one has too few devices."""
+    context_parallel: GroupSize = 1
+    """Context parallel size: devices that divide each row's tokens among them, for samples as many times as long; must
+    divide the heads of a tensor-parallel rank. Only with backend `Megatron`."""
     expert_parallel: GroupSize = 1
     """Expert parallel size (mixture-of-experts models)."""
     precision: Precision = Precision.BF16
@@ -137,7 +141,8 @@ class TrainingSpec(ApiModel):
     """Samples in one optimizer update; must divide promptsPerStep x samplesPerPrompt; default: all of them (one update
     a step)."""
     max_tokens_per_micro_batch: TokenCount = 16384
-    """Tokens in one micro-batch, a row of samples without padding; a longer sample is a row of its own."""
+    """Tokens in one micro-batch, a row of samples without padding, before `contextParallel` divides it; a longer sample
+    is a row of its own."""
     recompute: Recompute = Recompute.NONE
     """Activation recomputation; `Selective` (MLPs alone) is Megatron's."""
     optimizer: OptimizerSpec = OptimizerSpec()

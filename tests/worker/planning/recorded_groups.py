@@ -22,6 +22,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "data": ("dense", {}),
     "pipeline": ("dense", {"pipelineParallel": 2}),
     "pipeline-tied": ("tied", {"pipelineParallel": 2}),
+    "context": ("dense", {"contextParallel": 2}),
     "expert": ("moe", {"expertParallel": 2}),
     "expert-tensor": ("moe", {"tensorParallel": 2}),
 }
@@ -125,6 +126,9 @@ def main(rank: int, folder: Path) -> None:
         used.clear()
         trainer.train(batch(), SamplingParams(max_tokens=4), 1)
         names = names_of_groups()
+        backend: Any = trainer._backend
+        if backend.rank.cp_group is not None:
+            names[id(backend.rank.cp_group)] = "context_parallel"
         result[case] = sorted(names[group] for group in used if group in names)
         trainer.close()
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))

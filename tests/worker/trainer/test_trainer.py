@@ -59,7 +59,7 @@ ALONE_AFTERWARDS = (["resume_fp32", "dp_to_one"], ["resume_bf16", "refused_load"
 HYBRID = ["linear_attention", "full_attention"]
 
 
-def write_model(folder: Path, kind: str = "qwen3") -> None:
+def write_model(folder: Path, kind: str = "qwen3", **sizes: int) -> None:
     moe = kind == "qwen3_moe"
     config: dict[str, Any] = {
         "model_type": kind,
@@ -72,11 +72,14 @@ def write_model(folder: Path, kind: str = "qwen3") -> None:
         "head_dim": 16,
         "tie_word_embeddings": not moe,
         "max_position_embeddings": 64,
-    }
+    } | sizes
     if moe:
         config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     if kind == "qwen3_5":
-        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        linear = {
+            "linear_num_key_heads": config["num_key_value_heads"],
+            "linear_num_value_heads": config["num_attention_heads"],
+        }
         linear |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": HYBRID}
         config = {"model_type": kind, "text_config": config | linear | {"model_type": "qwen3_5_text"}}
         config["tie_word_embeddings"] = True

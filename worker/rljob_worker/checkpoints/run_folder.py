@@ -34,7 +34,7 @@ _LOCK_SECONDS = 60.0
 """Seconds that a driver before this one may take to end: on another host its lock lives until the file server
 notices."""
 _LAYOUT = {
-    "training": ("backend", "fsdp", "tensorParallel", "pipelineParallel", "expertParallel"),
+    "training": ("backend", "fsdp", "tensorParallel", "pipelineParallel", "contextParallel", "expertParallel"),
     "rollout": ("tensorParallel",),
     "resources": ("nodes", "devicesPerNode", "trainer", "rollout"),
 }

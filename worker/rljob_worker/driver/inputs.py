@@ -76,7 +76,13 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     training = spec.training
     model = trained_model(training.backend, model_folder)
     if isinstance(model, ModelConfig):
-        check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+        check_parallel(
+            model,
+            training.tensor_parallel,
+            training.pipeline_parallel,
+            training.expert_parallel,
+            training.context_parallel,
+        )
     size = checkpoint_bytes(model, training.precision, training.lora)
     if spec.rollout.router_replay and not any(model.moe_layers):
         raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")

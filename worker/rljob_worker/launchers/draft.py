@@ -150,6 +150,13 @@ def drop_unused_critic(draft: Draft) -> None:
             draft.drop(block, "the algorithm has no critic")
 
 
+def count_rows_whole(draft: Draft) -> None:
+    """Tokens of a micro-batch, which others count on each of the devices that divide one by context parallelism."""
+    tokens, parts = draft.get("training.maxTokensPerMicroBatch"), draft.get("training.contextParallel")
+    if isinstance(tokens, int) and isinstance(parts, int):
+        draft.assume("training.maxTokensPerMicroBatch", tokens * parts)
+
+
 def take(draft: Draft, setting: Setting | None, path: str, convert: Callable[[object], object], why: str = "") -> None:
     """Put one setting, if it is there, into the draft."""
     if setting is not None:

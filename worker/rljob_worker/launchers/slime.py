@@ -15,6 +15,7 @@ from rljob_worker.launchers.draft import (
     Setting,
     Settings,
     apply,
+    count_rows_whole,
     drop_unused_critic,
     later,
     listed,
@@ -32,7 +33,6 @@ from rljob_worker.launchers.draft import (
 from rljob_worker.launchers.shell import Command, Word
 from rljob_worker.launchers.variables import apply_variables
 
-_NOT_BUILT = "not built"
 _ALGORITHMS = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp",
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _REWARDS = {"math": "math", "deepscaler": "math", "dapo": "math", "gsm8k": "gsm8k"}
@@ -62,9 +62,7 @@ RULES: dict[str, Rule] = {
     "--pipeline-model-parallel-size": to("training.pipelineParallel", whole),
     "--expert-model-parallel-size": to("training.expertParallel", whole),
     "--expert-tensor-parallel-size": nowhere("experts are not split by tensor parallelism"),
-    "--context-parallel-size": lambda draft, setting: draft.leave(
-        setting, "1 is what RLJob has" if text(setting.value) == "1" else _NOT_BUILT
-    ),
+    "--context-parallel-size": to("training.contextParallel", whole),
     "--sequence-parallel": nowhere("training.tensorParallel splits dense models without it"),
     "--optimizer-cpu-offload": to("training.optimizer.hostOffload", switch),
     "--vllm-gpu-memory-utilization": to("rollout.memoryFraction", number),
@@ -257,6 +255,7 @@ def apply_command(draft: Draft, command: Command, conditional: set[str], framewo
     found = list(settings_of(command.words[start + 1 :], conditional))
     last = {setting.name: setting for setting in found}
     apply(draft, last.values(), RULES, f"unknown to `rljob import {framework}`")
+    count_rows_whole(draft)
     drop_unused_critic(draft)
     _place(draft, last, words[start].endswith("train_async.py"))
     _learn(draft, last)

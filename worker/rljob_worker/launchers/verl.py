@@ -15,6 +15,7 @@ from rljob_worker.launchers.draft import (
     Setting,
     Settings,
     apply,
+    count_rows_whole,
     drop_unused_critic,
     later,
     listed,
@@ -123,7 +124,7 @@ RULES: dict[str, Rule] = {
     f"{_M}.tensor_model_parallel_size": to("training.tensorParallel", whole),
     f"{_M}.pipeline_model_parallel_size": to("training.pipelineParallel", whole),
     f"{_M}.expert_model_parallel_size": to("training.expertParallel", whole),
-    f"{_M}.context_parallel_size": nowhere("not built"),
+    f"{_M}.context_parallel_size": to("training.contextParallel", whole),
     f"{_M}.optimizer_offload": later,
     f"{_A}.fsdp_config.optimizer_offload": later,
     f"{_A}.fsdp_config.fsdp_size": later,
@@ -196,6 +197,7 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     """Put verl's settings into the draft."""
     last = {setting.name: setting for setting in settings}
     apply(draft, [setting for setting in last.values() if _counts(setting)], RULES, "unknown to `rljob import verl`")
+    count_rows_whole(draft)
     _data(draft, last)
     drop_unused_critic(draft)
     _learn(draft, last)

@@ -66,7 +66,7 @@ class ModelConfig(ModelFacts):
         return ("model.visual.", "mtp.") if self.language_half else ()
 
 
-def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
+def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, cp: int = 1) -> None:
     """Refuse parallel sizes that the model cannot be cut into; UserError lists every problem."""
     linear = cfg.linear_attention
     problems = [
@@ -81,6 +81,14 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
             ("linear_num_key_heads", linear.key_heads if linear else 0, "tensorParallel", tp),
         )
         if value % size
+    ]
+    heads = {"num_attention_heads": cfg.num_heads, "num_key_value_heads": cfg.num_query_groups}
+    if linear is not None:
+        heads |= {"linear_num_key_heads": linear.key_heads, "linear_num_value_heads": linear.value_heads}
+    problems += [
+        f"{what} / tensorParallel ({value} / {tp}) is not divisible by contextParallel ({cp})"
+        for what, value in heads.items()
+        if value % tp == 0 and value // tp % cp
     ]
     if ep > 1 and not cfg.num_experts:
         problems.append(f"expertParallel ({ep}) needs a mixture-of-experts model, {cfg.model_type} has no experts")

@@ -144,10 +144,11 @@ def training_pass(
         model: its model.
         job: what the job is made of.
         stage: pipeline stage of the rank.
-        batch: the largest micro-batch.
+        batch: the largest micro-batch, whole; context-parallel ranks divide it. What they exchange around attention is
+            as large as what they had, and takes its place.
         largest: elements of the rank's largest parameter.
     """
-    size, training = itemsize(spec), spec.training
+    size, training, batch = itemsize(spec), spec.training, batch.share(job.trainers.cp)
     layers = [layer_bytes(model, layer, job, training.precision) for layer in job.layers(model, stage)]
     in_flight = min(batch.count, job.trainers.pp - stage)
     kept = sum(layer.kept(training.recompute) for layer in layers) * in_flight
@@ -167,7 +168,7 @@ def training_pass(
 
 def forward_pass(spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int, batch: MicroBatch) -> PassBytes:
     """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
-    size = itemsize(spec)
+    size, batch = itemsize(spec), batch.share(job.trainers.cp)
     layer = max(layer_bytes(model, i, job, spec.training.precision).whole for i in job.layers(model, stage))
     if stage < job.trainers.pp - 1:
         return PassBytes(batch.tokens * layer, 0, 0)

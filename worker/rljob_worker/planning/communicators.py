@@ -28,6 +28,8 @@ def trainer_groups(model: ModelFacts, job: JobShape) -> list[str]:
     groups = {
         "tensor_model_parallel": job.trainers.tp,
         "pipeline_model_parallel": job.trainers.pp,
+        # Ours: to Megatron its ranks are replicas.
+        "context_parallel": job.trainers.cp,
         "data_parallel_with_context_parallel": job.trainers.dp,
         # The gradient norm's.
         "intra_distributed_optimizer_instance": job.trainers.world_size,

@@ -56,7 +56,13 @@ def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
     except ValueError as error:
         raise UserError(f"spec.{error}") from None
     if isinstance(model, ModelConfig):
-        check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+        check_parallel(
+            model,
+            training.tensor_parallel,
+            training.pipeline_parallel,
+            training.expert_parallel,
+            training.context_parallel,
+        )
     return JobShape(
         kind=kind,
         trainers=ParallelLayout.of_training(training, world),
@@ -85,6 +91,11 @@ class MicroBatch:
     assumed_prompt: bool
     """Whether the prompt's length is assumed."""
 
+    def share(self, parts: int) -> MicroBatch:
+        """The most of it that one of the ranks has which divide its tokens; any of these may be responses."""
+        tokens = -(-self.tokens // parts)
+        return replace(self, tokens=tokens, responses=min(tokens, self.responses))
+
 
 def largest_micro_batch(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> MicroBatch:
     """Worst case of `trainer.batches.plan_step`: all samples of an update as long as they may be.
@@ -95,7 +106,7 @@ def largest_micro_batch(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> Mi
     prompt, assumed = prompt_tokens(spec)
     longest = min(derived.longest_sample(spec, prompt), model.max_position_embeddings)
     bound = spec.training.max_tokens_per_micro_batch
-    samples = -(-(spec.training.global_batch_size or derived.samples_per_step(spec)) // job.trainers.dp)
+    samples = -(-(spec.training.global_batch_size or derived.samples_per_step(spec)) // job.trainers.samples)
     tokens = min(max(bound, longest), samples * longest)
     return MicroBatch(
         tokens=tokens,

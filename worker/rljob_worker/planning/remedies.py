@@ -138,6 +138,7 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
         * (not training.optimizer.host_offload),
         _parallel("rollout.tensorParallel", rollout.tensor_parallel, plan, "fewer engines, each on more devices"),
         _parallel("training.tensorParallel", training.tensor_parallel, plan, "communication in every layer"),
+        _parallel("training.contextParallel", training.context_parallel, plan, "two exchanges in every layer"),
         _parallel("training.expertParallel", training.expert_parallel, plan, "experts' tokens go to other ranks"),
         _parallel("training.pipelineParallel", training.pipeline_parallel, plan, "stages wait for one another"),
         _numbers(

@@ -154,9 +154,9 @@ class Critic:
         if len(packed) % count:
             raise ValueError(f"critic.updatesPerStep: {count} does not divide the step's {len(packed)} samples")
         dealing = Dealing(
-            self._spec.training.max_tokens_per_micro_batch, self._layout.dp, pair_cost=self._backend.pair_cost
+            self._spec.training.max_tokens_per_micro_batch, self._layout.samples, pair_cost=self._backend.pair_cost
         )
-        updates = plan_step(packed, len(packed) // count, dealing, self._layout.dp_rank)
+        updates = plan_step(packed, len(packed) // count, dealing, self._layout.samples_rank)
         tokens = [[packed.sampled_of(one.samples) for one in update.micro_batches] for update in updates]
         found = self._backend.forward([one for update in updates for one in update.micro_batches], StateValues())
         values = torch.zeros(len(batch.advantages))

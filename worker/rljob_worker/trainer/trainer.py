@@ -397,7 +397,9 @@ class Trainer:
         if self._critic is not None:
             packed.advantages = self._critic.advantages_of(batch)
         layout = self._backend.layout
-        updates = plan_step(packed, self.spec.training.global_batch_size, self._dealing(layout.dp), layout.dp_rank)
+        updates = plan_step(
+            packed, self.spec.training.global_batch_size, self._dealing(layout.samples), layout.samples_rank
+        )
         self._planned = (batch, updates)
         self._old = self._reference_log_probs = None
         self._taught = False

@@ -58,12 +58,14 @@ class MegatronBackend(RankBackend):
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
         self.critic: CriticBackend | None = None
         self._precision = spec.training.precision.value
-        agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
+        agreement = StopAgreement(
+            stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(rank.cp_group), notices
+        )
         replay = None
         if spec.rollout.router_replay:
             recomputes = spec.training.recompute is not Recompute.NONE
             replay = ExpertReplay(rank.ddp.module, rank.config, rank.layout, recomputes=recomputes)
-        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, replay)
+        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, rank.cp_group, replay)
         self._updater = Updater(rank, self._pipeline, replay)
         self.teacher: TeacherBackend | None = None
         if teacher_folder is not None:

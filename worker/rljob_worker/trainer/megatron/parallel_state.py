@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.distributed as dist
 
 from rljob_api.spec import TrainingSpec
 from rljob_worker.parallel_layout import ParallelLayout, check_sizes
+from rljob_worker.trainer.megatron.context_parallel import context_group
 from rljob_worker.trainer.process_groups import ProcessGroups
 
 GROUP_HOLDERS = ("megatron", "mindspeed")
@@ -16,10 +18,13 @@ GROUP_HOLDERS = ("megatron", "mindspeed")
 
 def initialize(
     training: TrainingSpec, *, rank: int, world_size: int, store: str, backend: str, timeout_seconds: float
-) -> tuple[ParallelLayout, ProcessGroups]:
+) -> tuple[ParallelLayout, ProcessGroups, dist.ProcessGroup | None]:
     """Join the process group at `store` (see `rendezvous`) and set Megatron's parallel state.
 
     Collectives that wait longer than `timeout_seconds` for a peer raise.
+
+    Returns:
+        This rank's layout, all its groups, and the group that divides its rows, None where there is none.
     """
     from megatron.core import parallel_state
 
@@ -41,7 +46,8 @@ def initialize(
             distributed_timeout_minutes=max(1, round(timeout_seconds / 60)),
             create_gloo_process_groups=backend != "gloo",
         )
-    return megatron_layout(), groups
+        layout = replace(megatron_layout(), cp=training.context_parallel)
+        return layout, groups, context_group(layout)
 
 
 def megatron_layout() -> ParallelLayout:
@@ -71,11 +77,12 @@ def megatron_layout() -> ParallelLayout:
     return layout
 
 
-def lockstep_leader() -> int:
+def lockstep_leader(context: dist.ProcessGroup | None) -> int:
     """Global rank of the one that decides where this rank's micro-batches stop.
 
-    Ranks that share tensor, pipeline or expert parallelism wait for one another inside a micro-batch, so all of them
-    must stop at the same one. The leader is the lowest rank among them: on the first pipeline stage.
+    Ranks that share tensor, pipeline, expert or context parallelism (group `context`) wait for one another inside a
+    micro-batch, so all of them must stop at the same one. The leader is the lowest rank among them: on the first
+    pipeline stage.
     """
     from megatron.core import parallel_state as ps
 
@@ -85,7 +92,8 @@ def lockstep_leader() -> int:
         ps.get_expert_model_parallel_group,
         ps.get_expert_tensor_parallel_group,
     ]
-    peers = sorted(set().union(*(dist.get_process_group_ranks(group()) for group in groups)))
+    joined = [group() for group in groups] + ([] if context is None else [context])
+    peers = sorted(set().union(*map(dist.get_process_group_ranks, joined)))
     everyone: list[list[int]] = [peers for _ in range(dist.get_world_size())]
     if len(everyone) > 1:
         dist.all_gather_object(everyone, peers)

@@ -13,9 +13,11 @@ from rljob_worker.algorithms.output_layer import Wanted, token_table
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.megatron.context_parallel import joined
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.rows import PositionRotary, packed_seq_params
 from rljob_worker.trainer.objective import TokenValues
+from rljob_worker.trainer.row_shares import RowShare, share_of
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
@@ -36,6 +38,7 @@ class PipelineRunner:
         layout: ParallelLayout,
         stop: StopAgreement,
         vocabulary_group: dist.ProcessGroup | None,
+        context_group: dist.ProcessGroup | None,
         replay: ExpertReplay | None = None,
     ) -> None:
         from megatron.core.distributed import finalize_model_grads
@@ -46,17 +49,17 @@ class PipelineRunner:
         self._layout = layout
         self._stop = stop
         self._vocabulary_group = vocabulary_group
+        self._context_group = context_group
         self._replay = replay
-        self._selected: Tensor | None = None
-        self._labels: Tensor | None = None
+        self._share: RowShare | None = None
         self._wanted: Wanted | None = None
-        self._teacher: Tensor | None = None
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
         self._device = next(ddp.parameters()).device
         self._no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
         model = ddp.module
         self._sequence_parallel = model.config.sequence_parallel
+        self._row_multiple = layout.cp * (layout.tp if self._sequence_parallel else 1)
         self._gather = gather_from_sequence_parallel_region
         model.config.finalize_model_grads_func = self._finish_gradients
         self._rotary = PositionRotary(model.rotary_pos_emb)
@@ -98,17 +101,15 @@ class PipelineRunner:
         index, micro_batch = next(data)
         if self._stop.skip():
             return self._nothing(), self._no_loss
-        micro_batch = micro_batch.to(self._device)
-        if self._sequence_parallel:
-            micro_batch = micro_batch.padded(self._layout.tp)
-        self._selected, self._labels, self._wanted = micro_batch.rows, micro_batch.labels, compute.wanted
-        self._teacher = micro_batch.teacher
-        self._rotary.positions = micro_batch.position_ids[0]
+        row = micro_batch.padded(self._row_multiple)
+        share = share_of(row, self._layout.cp_rank, self._layout.cp).to(self._device)
+        own = share.inputs
+        micro_batch = own if self._context_group is None else row.to(self._device)
+        self._share, self._wanted = share, compute.wanted
+        self._rotary.positions = own.position_ids[0]
         if self._replay is not None:
-            self._replay.use(micro_batch)
-        output = model(
-            micro_batch.input_ids, micro_batch.position_ids, None, packed_seq_params=packed_seq_params(micro_batch)
-        )
+            self._replay.use(own)
+        output = model(own.input_ids, own.position_ids, None, packed_seq_params=packed_seq_params(micro_batch))
 
         def loss_func(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             assert compute.wanted is not None
@@ -127,17 +128,20 @@ class PipelineRunner:
     ) -> tuple[Tensor, None]:
         """In the place of the output layer's product: [S, 1, h] -> the table of the response tokens' values [n, 1, c].
 
-        A weight that is shared with the embedding comes with the call.
+        Of all the row's response tokens, whichever rank has which. A weight that is shared with the embedding comes
+        with the call.
         """
-        assert self._selected is not None
-        assert self._labels is not None
+        assert self._share is not None
         assert self._wanted is not None
         if self._sequence_parallel:
             # The gradient is whole on each rank, which keeps that of its own positions.
             hidden = self._gather(hidden, tensor_parallel_output_grad=False)
-        rows = hidden.flatten(0, 1).index_select(0, self._selected)
+        rows = hidden.flatten(0, 1).index_select(0, self._share.inputs.rows)
         own = weight if weight is not None else layer.get_parameter("weight")
-        table = token_table(rows, own, self._labels, self._wanted, self._vocabulary_group, self._teacher)
+        inputs = self._share.inputs
+        table = token_table(rows, own, inputs.labels, self._wanted, self._vocabulary_group, inputs.teacher)
+        if self._context_group is not None:
+            table = joined(table, self._share.places, self._share.count, self._context_group)
         return table.unsqueeze(1), None
 
     def _nothing(self) -> Tensor:

@@ -34,12 +34,14 @@ class JoinedRank:
         groups: all that the rank is in.
         memory: where its tensors are and sleep; None where the memory saver is off.
         tp_group: ranks that share the vocabulary; None when there is one.
+        cp_group: ranks that divide each row of samples; None when there is one.
     """
 
     layout: ParallelLayout
     groups: ProcessGroups
     memory: SleepingMemory | None
     tp_group: dist.ProcessGroup | None
+    cp_group: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
     device.set_current()
     # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
     memory = sleeping_memory(spec.memory_saver.mode, device)
-    layout, groups = initialize(
+    layout, groups, cp_group = initialize(
         spec.training,
         rank=rank,
         world_size=world_size,
@@ -92,7 +94,7 @@ def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
     from megatron.core import parallel_state
 
     tp_group = parallel_state.get_tensor_model_parallel_group() if layout.tp > 1 else None
-    return JoinedRank(layout=layout, groups=groups, memory=memory, tp_group=tp_group)
+    return JoinedRank(layout=layout, groups=groups, memory=memory, tp_group=tp_group, cp_group=cp_group)
 
 
 def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_folder: Path) -> RankState:
@@ -113,6 +115,7 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
         recompute=training.recompute.value,
         router_replay=spec.rollout.router_replay,
         device=device.name,
+        cp_group=joined.cp_group,
     )
     region: Region = nullcontext if memory is None else memory.region
     ddp = wrap_model(model)
@@ -127,6 +130,7 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
         groups=joined.groups,
         memory=memory,
         tp_group=joined.tp_group,
+        cp_group=joined.cp_group,
         config=config,
         model_folder=model_folder,
         ddp=ddp,

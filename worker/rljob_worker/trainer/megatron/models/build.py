@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from rljob_worker.models.config import ModelConfig, check_parallel, sequence_parallel
-from rljob_worker.trainer.megatron.models.gated_delta_net import gated_delta_net_spec
-from rljob_worker.trainer.megatron.models.kernels import SequenceParallelRMSNorm, ZeroCenteredRMSNorm
+from rljob_worker.trainer.megatron.models.gated_delta_net import GatedDeltaNet, gated_delta_net_spec
+from rljob_worker.trainer.megatron.models.kernels import CausalAttention, SequenceParallelRMSNorm, ZeroCenteredRMSNorm
 from rljob_worker.trainer.megatron.models.platforms import Platform, megatron_platform
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def build_gpt_model(
     recompute: str = "None",
     router_replay: bool = False,
     device: str = "cpu",
+    cp_group: dist.ProcessGroup | None = None,
 ) -> GptModel:
     """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows, zeros.
 
@@ -48,6 +50,7 @@ def build_gpt_model(
         recompute: `None`, `Full` (whole layers) or `Selective` (MLPs), the API's names.
         router_replay: whether routers can be given the experts to take.
         device: kind of device, whose `install` has run.
+        cp_group: ranks that divide each row, S being the tokens of one of them; None: rows are whole.
 
     Raises:
         ValueError: sizes that do not fit the model, or an unknown device.
@@ -56,7 +59,7 @@ def build_gpt_model(
     from megatron.core.models.gpt import GPTModel
 
     platform = megatron_platform(device)
-    check_parallel(cfg, tp, pp, ep)
+    check_parallel(cfg, tp, pp, ep, 1 if cp_group is None else cp_group.size())
     transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, router_replay, platform)
     model: GptModel = GPTModel(
         config=transformer_config,
@@ -72,6 +75,9 @@ def build_gpt_model(
         parallel_output=True,
     ).to(dtype)
     model.rotary_pos_emb.inv_freq = model.rotary_pos_emb.inv_freq.to(device)
+    for module in model.modules():
+        if isinstance(module, CausalAttention | GatedDeltaNet):
+            module.context_group = cp_group
     _zero_padding_rows(model, cfg, tp)
     return model
 

@@ -14,10 +14,12 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from rljob_worker.models.facts import LinearAttention
+from rljob_worker.trainer.megatron.context_parallel import to_heads, to_tokens
 
 if TYPE_CHECKING:
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -36,6 +38,18 @@ class _Config(Protocol):
     output_layer_init_method: Callable[[Tensor], None]
     params_dtype: torch.dtype
     sequence_parallel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Parameters of the heads that a rank computes the state of, and the widths of their keys and values."""
+
+    key_width: int
+    value_width: int
+    convolution: Tensor
+    """[2 key_width + value_width, 1, kernel]."""
+    dt_bias: Tensor
+    A_log: Tensor
 
 
 @dataclass
@@ -67,9 +81,14 @@ class GatedDeltaNet(torch.nn.Module):
         sizes: of the whole layer.
         pg_collection: Megatron's process groups.
 
+    Attributes:
+        context_group: the ranks that divide each row; None where this one has whole rows.
+
     Raises:
         ValueError: heads that the ranks cannot share, or sequence parallelism.
     """
+
+    context_group: dist.ProcessGroup | None = None
 
     def __init__(
         self,
@@ -131,7 +150,10 @@ class GatedDeltaNet(torch.nn.Module):
     def forward(
         self, hidden: Tensor, *_args: object, packed_seq_params: PackedSeqParams | None = None, **options: object
     ) -> tuple[Tensor, None]:
-        """[S, B, H] of [S, B, H], causal: of a row of sequences with their bounds, or of a batch of equal ones."""
+        """[S, B, H] of [S, B, H], causal: of a row of sequences with their bounds, or of a batch of equal ones.
+
+        Where a row is divided, S are this rank's tokens of it, and the bounds are the whole row's.
+        """
         if any(options.get(name) is not None for name in ("attention_mask", "inference_context", "attention_bias")):
             raise ValueError("linear attention takes no mask, bias or cache: give the bounds of the row's sequences")
         if packed_seq_params is not None and packed_seq_params.cu_seqlens_kv_padded is not None:
@@ -140,47 +162,67 @@ class GatedDeltaNet(torch.nn.Module):
         projected = self.in_proj(hidden)[0].transpose(0, 1)
         mixed, gate, beta, decay = projected.split((2 * key + value, value, heads, heads), dim=-1)
         if packed_seq_params is None:
-            context = self._context(mixed, beta, decay)
+            context = self._context(self._all_heads(), mixed, beta, decay)
         else:
-            context = self._of_row(packed_seq_params.cu_seqlens_q.tolist(), mixed[0], beta[0], decay[0]).unsqueeze(0)
+            of_row = self._of_row if self.context_group is None else self._of_divided_row
+            context = of_row(packed_seq_params.cu_seqlens_q.tolist(), mixed[0], beta[0], decay[0]).unsqueeze(0)
         gated = self._norm(context) * F.silu(gate.unflatten(-1, (-1, self.sizes.value_head_dim)).float())
         return self.out_proj(gated.flatten(2).to(hidden.dtype).transpose(0, 1).contiguous())[0], None
 
-    def _of_row(self, bounds: list[int], *row: Tensor) -> Tensor:
-        """`_context` [T, N, V] of the sequences of a row, given its [T, ...]."""
+    def _all_heads(self) -> _Heads:
+        return _Heads(self._key_width, self._value_width, self.conv1d.weight, self.dt_bias, self.A_log)
+
+    def _share_of_heads(self, group: dist.ProcessGroup) -> _Heads:
+        ranks, rank = group.size(), group.rank()
+        widths = (self._key_width, self._key_width, self._value_width)
+        of_kinds = self.conv1d.weight.split(widths)
+        convolution = torch.cat([kind.chunk(ranks)[rank] for kind in of_kinds])
+        own = (self.dt_bias.chunk(ranks)[rank], self.A_log.chunk(ranks)[rank])
+        return _Heads(self._key_width // ranks, self._value_width // ranks, convolution, *own)
+
+    def _of_divided_row(self, bounds: list[int], mixed: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        """`_of_row` of this rank's tokens, given theirs: the state runs over the whole row for a share of heads."""
+        group, sizes = self.context_group, self.sizes
+        assert group is not None
+        query, key, value = mixed.split((self._key_width, self._key_width, self._value_width), dim=-1)
+        heads = [part.unflatten(-1, (-1, sizes.key_head_dim)) for part in (query, key)]
+        heads.append(value.unflatten(-1, (-1, sizes.value_head_dim)))
+        *parts, beta, decay = to_heads([*heads, beta.unsqueeze(-1), decay.unsqueeze(-1)], group)
+        mixed = torch.cat([part.flatten(1) for part in parts], dim=-1)
+        own = self._share_of_heads(group)
+        return to_tokens(self._of_row(bounds, mixed, beta.squeeze(-1), decay.squeeze(-1), heads=own), group)
+
+    def _of_row(self, bounds: list[int], *row: Tensor, heads: _Heads | None = None) -> Tensor:
+        """`_context` [T, N, V] of the sequences of a row, given its [T, ...]; of all heads, or of a share of them."""
+        own = heads or self._all_heads()
         lengths = [end - start for start, end in pairwise(bounds)]
         groups = [list(group) for _, group in groupby(lengths, key=lambda length: -(-length // CHUNK))]
         parts = zip(*(given.split([sum(group) for group in groups]) for given in row), strict=True)
-        return torch.cat([self._of_group(group, *part) for group, part in zip(groups, parts, strict=True)])
+        return torch.cat([self._of_group(own, group, *part) for group, part in zip(groups, parts, strict=True)])
 
-    def _of_group(self, lengths: list[int], *row: Tensor) -> Tensor:
+    def _of_group(self, heads: _Heads, lengths: list[int], *row: Tensor) -> Tensor:
         """The same of neighbours that are as many chunks long, to which the rule pads each of them anyway."""
         longest = max(lengths)
         if min(lengths) == longest:
-            return self._context(*(given.unflatten(0, (-1, longest)) for given in row)).flatten(0, 1)
+            return self._context(heads, *(given.unflatten(0, (-1, longest)) for given in row)).flatten(0, 1)
         places = [number * longest + place for number, length in enumerate(lengths) for place in range(length)]
         index = torch.tensor(places).to(row[0].device)
         size = len(lengths) * longest
         batch = (given.new_zeros(size, *given.shape[1:]).index_copy(0, index, given) for given in row)
-        context = self._context(*(given.unflatten(0, (-1, longest)) for given in batch))
+        context = self._context(heads, *(given.unflatten(0, (-1, longest)) for given in batch))
         return context.flatten(0, 1).index_select(0, index)
 
-    def _context(self, mixed: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+    def _context(self, heads: _Heads, mixed: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
         """[B, S, N, V] float32 of what the input is projected to: [B, S, channels] and twice [B, S, N]."""
-        key, value = self._key_width, self._value_width
-        query, keys, values = self._convolved(mixed).split((key, key, value), dim=-1)
+        key, value = heads.key_width, heads.value_width
+        query, keys, values = _convolved(mixed, heads.convolution).split((key, key, value), dim=-1)
         return _delta_rule(
             self._shared(_normalized(query.unflatten(-1, (-1, self.sizes.key_head_dim)))),
             self._shared(_normalized(keys.unflatten(-1, (-1, self.sizes.key_head_dim)))),
             values.unflatten(-1, (-1, self.sizes.value_head_dim)).float(),
-            -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias.float()),
+            -heads.A_log.float().exp() * F.softplus(decay.float() + heads.dt_bias.float()),
             beta.float().sigmoid(),
         )
-
-    def _convolved(self, mixed: Tensor) -> Tensor:
-        """[B, S, channels] of the same, each channel over positions before it and its own."""
-        length = mixed.shape[1]
-        return F.silu(self.conv1d(mixed.transpose(1, 2))[..., :length]).transpose(1, 2)
 
     def _shared(self, heads: Tensor) -> Tensor:
         return heads.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, dim=2)
@@ -191,6 +233,13 @@ class GatedDeltaNet(torch.nn.Module):
 
         weight = copy_to_tensor_model_parallel_region(self.out_norm.weight, group=self.tp_group)
         return F.rms_norm(context, weight.shape, weight.float(), self.eps)
+
+
+def _convolved(mixed: Tensor, weight: Tensor) -> Tensor:
+    """[B, S, channels] of the same, each channel over positions before it and its own, by weights [channels, 1, k]."""
+    length = mixed.shape[1]
+    made = F.conv1d(mixed.transpose(1, 2), weight, padding=weight.shape[2] - 1, groups=len(weight))
+    return F.silu(made[..., :length]).transpose(1, 2)
 
 
 def _normalized(heads: Tensor) -> Tensor:

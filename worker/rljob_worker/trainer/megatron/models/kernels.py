@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rljob_worker.trainer.megatron.context_parallel import to_heads, to_tokens
 from rljob_worker.trainer.packed_attention import attend_on_cpu, attend_on_cuda
 from rljob_worker.trainer.shared_attention import attend_shared_on_cpu
 
@@ -19,7 +21,12 @@ class CausalAttention(torch.nn.Module):
     """Megatron's core attention on torch's fused kernels: causal, grouped queries, no mask, no dropout.
 
     Of a row of sequences, whose bounds `packed_seq_params` has, or of a batch of equal ones.
+
+    Attributes:
+        context_group: the ranks that divide each row; None where this one has whole rows.
     """
+
+    context_group: dist.ProcessGroup | None = None
 
     def __init__(self, config: object, softmax_scale: float | None = None, **_kwargs: object) -> None:
         super().__init__()
@@ -38,11 +45,27 @@ class CausalAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """Context [S, B, H * D] of query [S, B, H, D], key and value [S, B, G, D]; of a row, B is 1."""
+        """Context [S, B, H * D] of query [S, B, H, D], key and value [S, B, G, D]; of a row, B is 1.
+
+        Where a row is divided, S are this rank's tokens of it, and the bounds are the whole row's.
+        """
         if attention_mask is not None or attention_bias is not None:
             raise ValueError("causal attention takes no mask or bias: give the bounds of the row's sequences")
         if packed_seq_params is None:
+            if self.context_group is not None:
+                raise ValueError("ranks divide rows of samples, not batches: give the bounds of the row's sequences")
             return self._attend(query, key, value)
+        if self.context_group is None:
+            return self._attend_sequences(query, key, value, packed_seq_params)
+        shares = [part.squeeze(1) for part in (query, key, value)]
+        row = [part.unsqueeze(1) for part in to_heads(shares, self.context_group)]
+        context = self._attend_sequences(row[0], row[1], row[2], packed_seq_params)
+        heads = context.unflatten(2, (-1, value.shape[-1])).squeeze(1)
+        return to_tokens(heads, self.context_group).flatten(1).unsqueeze(1)
+
+    def _attend_sequences(
+        self, query: Tensor, key: Tensor, value: Tensor, packed_seq_params: PackedSeqParams
+    ) -> Tensor:
         bounds, prefixes = packed_seq_params.cu_seqlens_q.tolist(), packed_seq_params.cu_seqlens_kv_padded
         if prefixes is not None:
             return self._attend_shared(query, key, value, bounds, prefixes.tolist())
