@@ -46,7 +46,7 @@ CELLS: dict[str, tuple[int, str, dict[str, Any]]] = {
 SAMPLE = 7
 """Bound on tokens that no two samples of the batch fit."""
 EARLIER, SINCE = 1.03, 1.01
-"""What the starting weights are multiplied by before the step, and then within it: elements alike in each layout."""
+"""Factors of the starting weights, before the step and then within it: elements alike in each layout."""
 
 
 class Process(cases.Process):
