@@ -2,7 +2,7 @@
 
 Two exchanges surround what looks at other tokens, as in DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509). All else
 is computed token by token. A row is cut wherever its samples begin, and causal work is even, since each rank has all of
-it for its heads. Megatron is not told: to it the ranks are replicas, over which it adds up gradients.
+it for its heads. To Megatron the ranks are replicas, over which it adds up gradients.
 """
 
 from __future__ import annotations
