@@ -15,8 +15,8 @@ class RowShare:
     """One of the equal parts of a row's tokens."""
 
     inputs: MicroBatch
-    """`input_ids`, `position_ids`, `experts`, `rows`, `labels` and `teacher` are those of the part, `rows` counted from its
-    beginning; all else, the bounds too, is the whole row's."""
+    """`input_ids`, `position_ids`, `experts`, `rows`, `labels` and `teacher` are those of the part, `rows` counted from
+    its beginning; all else, the bounds too, is the whole row's."""
     places: Tensor
     """[m] int64, which of the row's n response tokens the part predicts, in the order of `inputs.rows`."""
     count: int
