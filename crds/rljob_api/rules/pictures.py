@@ -72,4 +72,10 @@ PICTURES = (
         "an algorithm without a critic, or data without pictures",
         lambda spec: not ALGORITHMS[spec.algorithm.name].needs_critic,
     ),
+    _with_pictures(
+        "algorithm.name",
+        "a teacher does not see pictures",
+        "an algorithm without a teacher, or data without pictures",
+        lambda spec: not ALGORITHMS[spec.algorithm.name].needs_teacher,
+    ),
 )

@@ -133,11 +133,12 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
 
     raw, where = hf_source(source)
     check_trainable(raw, where)
-    chosen: str | dict[str, str] = _attention(raw, hf_config(raw, where), attention)
-    made = AutoModelForCausalLM
+    of_text = _attention(raw, hf_config(raw, where), attention)
+    chosen: str | dict[str, str] = of_text
+    made: type[AutoModelForCausalLM | AutoModelForImageTextToText] = AutoModelForCausalLM
     if sees(raw, where):
         # A picture's patches see each other, whichever attention the text has.
-        chosen = {"text_config": chosen, "vision_config": "sdpa" if attention == PACKED else attention}
+        chosen = {"text_config": of_text, "vision_config": "sdpa" if attention == PACKED else attention}
         made = AutoModelForImageTextToText
     with parameters_on_meta():
         model = cast(
