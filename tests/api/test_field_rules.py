@@ -50,13 +50,8 @@ DISTILL = ["algorithm={name: distill, distill: {teacher: {path: a/b}}}"]
 TEACHER = ["algorithm.distill={teacher: {path: a/b}}"]
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["algorithm={name: distill}"], ["spec.algorithm.distill"]),
-    (["algorithm={name: distill, distill: {}}"], ["spec.algorithm.distill.teacher"]),
     (TEACHER, ["spec.algorithm.distill"]),
-    ([*DISTILL, "algorithm.distill.teacher.path=model.safetensors"], ["spec.algorithm.distill.teacher.path"]),
     ([*DISTILL, "algorithm.distill.topK=8"], ["spec.algorithm.distill.topK"]),
-    ([*DISTILL, "algorithm.distill.divergence=TopK", "algorithm.distill.topK=0"], ["spec.algorithm.distill.topK"]),
-    ([*DISTILL, "algorithm.distill.coefficient=0"], ["spec.algorithm.distill.coefficient"]),
-    ([*DISTILL, "algorithm.distill.rewardWeight=-1"], ["spec.algorithm.distill.rewardWeight"]),
     ([*DISTILL, "algorithm.kl.coefficient=0.1"], ["spec.algorithm.kl.coefficient"]),
     ([*DISTILL, "rollout.topP=0.9"], ["spec.rollout.topP"]),
     ([*DISTILL, "rollout.topK=20"], ["spec.rollout.topK"]),
@@ -201,6 +196,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["data.imageKey=images", "training={backend: FSDP, lora: {rank: 8}}"], ["spec.training.lora"]),
     (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
     ([*APART, "data.imageKey=images", "training={backend: FSDP}"], ["spec.mode"]),
+    (["data.imageKey=images", "training={backend: FSDP}", *DISTILL], ["spec.algorithm.name"]),
     (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
     (["data={synthetic: {task: NameColor, symbols: 14}}", "training={backend: FSDP}"], ["spec.data.synthetic.symbols"]),
     (
@@ -584,7 +580,10 @@ LOCAL_ONLY = {rule.message for rule in RULES if rule.cel is None}
 def test_refused(changes: list[str], blamed: list[str]) -> None:
     locally = refused_locally(manifest(*changes))
     assert sorted(path for path, _ in locally) == sorted(blamed)
-    assert {found for found in locally if found[1] in IN_CEL} == refused_by_api_server(manifest(*changes))
+    by_api_server = refused_by_api_server(manifest(*changes))
+    assert {found for found in locally if found[1] in IN_CEL} == by_api_server
+    # What the schema of a field refuses is no rule between fields: bad_manifests.yaml has it.
+    assert by_api_server or {message for _, message in locally} <= LOCAL_ONLY
 
 
 @pytest.mark.parametrize("changes", ACCEPTED, ids=[" ".join(changes) or "as it is" for changes in ACCEPTED])

@@ -131,6 +131,7 @@ fsdp_ranks.CASES = {
         lambda t, f: load(t, f, "from_tp"),
     ),
     "megatron_pp": (2, "dense", MEGATRON | TWO_UPDATES | {"pipelineParallel": 2}, run),
+    "megatron_cp": (2, "dense", MEGATRON | TWO_UPDATES | {"contextParallel": 2}, run),
     "megatron_few": (1, "dense", MEGATRON | {"distill": FEW}, run),
     "megatron_sampled": (2, "dense", MEGATRON | TWO_UPDATES | {"distill": SAMPLED}, run),
     "fsdp": (2, "dense", FSDP | TWO_UPDATES, lambda t, f: run(t, f, "from_fsdp")),

@@ -29,8 +29,8 @@ from rljob_worker.trainer.teacher_folder import teacher_folder
 
 pytestmark = pytest.mark.slow
 
-CASES = ["megatron", "megatron_tp", "megatron_tp_resumed", "megatron_pp", "megatron_few", "megatron_sampled"]
-CASES += ["fsdp", "fsdp_resumed", "fsdp_few", "fsdp_sampled", "fsdp_lora", "fsdp_moe", "learns"]
+CASES = ["megatron", "megatron_tp", "megatron_tp_resumed", "megatron_pp", "megatron_cp", "megatron_few"]
+CASES += ["megatron_sampled", "fsdp", "fsdp_resumed", "fsdp_few", "fsdp_sampled", "fsdp_lora", "fsdp_moe", "learns"]
 CASES += ["refused", "megatron_refused"]
 
 
@@ -139,7 +139,10 @@ class Loops:
 
 @pytest.mark.parametrize(
     ("cases", "distill"),
-    [(["megatron", "megatron_tp", "megatron_pp", "fsdp"], ALL_TOKENS), (["megatron_sampled", "fsdp_sampled"], SAMPLED)],
+    [
+        (["megatron", "megatron_tp", "megatron_pp", "megatron_cp", "fsdp"], ALL_TOKENS),
+        (["megatron_sampled", "fsdp_sampled"], SAMPLED),
+    ],
 )
 def test_both_backends_against_float64(results: Results, cases: list[str], distill: dict[str, Any]) -> None:
     """With all tokens it is the reverse KL of GKD; sharded vocabularies, stages and ranks change nothing."""

@@ -50,7 +50,8 @@ def teacher_folder(
         model = trained_model(spec.training.backend, folder)
         if isinstance(model, ModelConfig):
             training = spec.training
-            check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+            sizes = training.tensor_parallel, training.pipeline_parallel, training.expert_parallel
+            check_parallel(model, *sizes, training.context_parallel)
         with waiting_for(f"the weights in {folder} to be looked at"):
             check_hf_weights(folder, model)
         others = load_tokenizer(folder)

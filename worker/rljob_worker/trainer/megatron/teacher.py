@@ -58,6 +58,7 @@ class MegatronTeacher:
             ep=layout.ep,
             dtype=torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32,
             device=device.name,
+            cp_group=joined.cp_group,
         )
         prepare_for_schedules(model)
         frozen: Any = FrozenModel(model).to(device.torch_device).requires_grad_(False)
@@ -65,7 +66,7 @@ class MegatronTeacher:
         self.vocab_size = config.vocab_size
         shares = megatron_platform(device.name).attention.shares_prompts and config.linear_attention is None
         self.segment_cost = segment_cost(config) if shares else None
-        self.forward = PipelineRunner(frozen, layout, agreement, joined.tp_group).forward
+        self.forward = PipelineRunner(frozen, layout, agreement, joined.tp_group, joined.cp_group).forward
         self._weights = ParkedWeights(parameter.detach() for parameter in model.parameters())
 
     def present(self) -> AbstractContextManager[None]:
