@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -116,6 +117,7 @@ def test_bytes_in_parquet_are_pictures(tmp_path: Path, prompts_of: Callable[...,
         ("link.png", "'link.png' leads out of"),
         ("/etc/hostname", "leads out of"),
         ("folder.png", "'folder.png' is no file"),
+        ("pipe.png", "'pipe.png' is no file"),
         ("text.png", "'text.png' is no picture"),
         ("empty.png", "'empty.png' is no picture"),
         ("cut.png", "'cut.png' is damaged"),
@@ -138,6 +140,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_its_row(
     (tmp_path / "outside.png").write_bytes(png())
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     (folder / "folder.png").mkdir()
+    os.mkfifo(folder / "pipe.png")
     content = {
         "good": png(), "text": b"not a picture at all", "empty": b"", "cut": png(300, 300)[:-40], "thin": png(201, 1),
         "bomb": bomb(60000, 60000), "large": bomb(9000, 9000),
@@ -159,6 +162,29 @@ def test_a_column_that_is_absent_is_named(write_jsonl: WriteJsonl, prompts_of: C
     path = write_jsonl([{"prompt": "what", "image": "a.png"}])
     with pytest.raises(UserError, match=r"row 0.*'images'.*is absent; the keys there are: 'prompt', 'image'"):
         prompts_of({"path": path})
+
+
+def test_code_of_a_model_folder_is_not_run_for_pictures(
+    make_spec: MakeSpec, write_jsonl: WriteJsonl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks whether to run it, and takes `y` from whatever is typed next."""
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "a.png").write_bytes(png())
+    path = write_jsonl([{"prompt": "what", "images": "a.png"}])
+    spec = make_spec({"path": path, "labelKey": None, "imageKey": "images"}, **FSDP)
+    folder, ran = prepare_tokenizer(spec, tmp_path / "evil"), tmp_path / "ran"
+    (folder / "evil.py").write_text(
+        f"from transformers import BaseImageProcessor\nopen({str(ran)!r}, 'w')\n"
+        "class Evil(BaseImageProcessor): size = {'shortest_edge': 1}\n"
+    )
+    file = folder / "processor_config.json"
+    own = {"image_processor_type": "Evil", "auto_map": {"AutoImageProcessor": "evil.Evil"}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(json.loads(file.read_text())["image_processor"] | own))
+    file.unlink()
+    with pytest.raises(UserError, match=r"preprocessor_config\.json: no image processor that transformers has"):
+        PromptSource(spec, load_tokenizer(folder))
+    assert not ran.exists()
 
 
 def test_large_pictures_are_made_smaller(

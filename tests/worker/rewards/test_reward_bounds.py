@@ -15,7 +15,7 @@ from reward_cases import Make, gone, make_spec, samples_of, scores, soon
 from support.children import Children
 from transformers import PreTrainedTokenizerBase
 
-from rljob_worker.confined import landlock
+from rljob_worker.confined import landlock, process
 from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.runner import RewardRunner
@@ -104,6 +104,10 @@ def lies(response):
     if response == "b": os.write(mine.fileno(), b"\\x00\\x10\\x00\\x00half a message")
     if response == "c": mine.send_bytes(b'[1, "scores", [[1e400, {}]]]')
     if response == "d": mine.send_bytes(b'[77, "scores", []]')
+    if response == "e": os.write(mine.fileno(), b"\\x00\\x10\\x00\\x00")
+    while response == "e":
+        os.write(mine.fileno(), b" ")
+        time.sleep(0.5)
     time.sleep(1000)
 """
 
@@ -284,6 +288,16 @@ def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: 
     (score,) = runner.score(samples_of(spec, [response]), soon(180))
     assert score.score == 0.0
     assert not (workdir / "owned").exists()
+
+
+def test_a_message_that_comes_byte_by_byte_ends_its_process(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it for 0.5 s a byte keeps no deadline of other calls meanwhile."""
+    monkeypatch.setattr(process, "_STALL_SECONDS", 2)
+    runner, spec = hostile(make_runner, "lies", timeoutSeconds=120, onError="Score")
+    begun = time.monotonic()
+    (score,) = runner.score(samples_of(spec, ["e"]), soon(180))
+    assert score.score == 0.0
+    assert time.monotonic() - begun < 100
 
 
 @pytest.mark.parametrize(

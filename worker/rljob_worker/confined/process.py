@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ _EXIT_SECONDS = 5.0
 _STALL_SECONDS = 10
 """Seconds that a process may take over one message: half a message must not hold up the others."""
 _MAX_ANSWER_BYTES = 2**26
+_READ_BYTES = 65536
 
 
 class NoMessageError(EOFError):
@@ -74,7 +76,7 @@ class ConfinedProcess:
         It is JSON, since control of the process must not give control of the driver.
         """
         try:
-            message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))
+            message = json.loads(self._whole_message())
         except OSError as error:
             raise EOFError(str(error)) from error
         except (ValueError, RecursionError) as error:
@@ -82,6 +84,26 @@ class ConfinedProcess:
         if not isinstance(message, list) or not message:
             raise NoMessageError("not a list")
         return message
+
+    def _whole_message(self) -> bytes:
+        """As `recv_bytes` of the connection, within one deadline: its parts may come a byte at a time."""
+        until = time.monotonic() + _STALL_SECONDS
+        (size,) = struct.unpack("!i", self._part(4, until))
+        if not 0 <= size <= _MAX_ANSWER_BYTES:
+            raise EOFError(f"a message of {size} bytes")
+        return self._part(size, until)
+
+    def _part(self, size: int, until: float) -> bytes:
+        part = bytearray()
+        while len(part) < size:
+            left = until - time.monotonic()
+            if left <= 0 or not self._poll.poll(1000 * left):
+                raise EOFError(f"a message took longer than {_STALL_SECONDS} s")
+            more = os.read(self.connection.fileno(), min(size - len(part), _READ_BYTES))
+            if not more:
+                raise EOFError("the process has ended")
+            part += more
+        return bytes(part)
 
     def has_message(self) -> bool:
         """Whether `read` would not wait: a message, a part of one, or the end is there."""

@@ -210,7 +210,9 @@ class PictureProcessor:
             raise UserError(f"spec.model: its tokenizer has no {IMAGE_TOKEN}, which stands for pictures")
         self.image_token = int(token)
         try:
-            self._processor: _Processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True)
+            self._processor: _Processor = AutoImageProcessor.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             raise UserError(f"{path}: no image processor that transformers has: {error}") from error
         self._bounds: dict[str, object] = {}

@@ -143,7 +143,9 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
     with parameters_on_meta():
         model = cast(
             "HfModel",
-            made.from_config(whole_config(raw, where), dtype=torch.float32, attn_implementation=chosen),
+            made.from_config(
+                whole_config(raw, where), dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
+            ),
         )
     _check_buffers(model, where)
     for parameter in tower(model):

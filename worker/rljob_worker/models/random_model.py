@@ -112,7 +112,8 @@ def _drawn_by_transformers(
     views = checkpoint_views(build_hf_model(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = made.from_config(whole_config(config, "model.random.config"), dtype=torch.float32)
+        whole = whole_config(config, "model.random.config")
+        model = made.from_config(whole, dtype=torch.float32, trust_remote_code=False)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for view in views:
         yield view.name, view.of(parameters[view.parameter]).to(dtype, copy=True)
