@@ -47,6 +47,16 @@ def test_files_are_left_to_the_shell(completed: Completed, words: tuple[str, ...
     assert completed("rljob", *words) == []
 
 
+@pytest.mark.parametrize("word", ["$(touch owned)", "`touch owned`", "a;touch owned", "--$(touch owned)"])
+def test_what_stands_in_the_line_is_not_run(
+    completed: Completed, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ((word,), ("run", word), (word, word, ""), ("run", word, "--")):
+        completed("rljob", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_zsh_can_read_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", "zsh"]) == 0
     text = capsys.readouterr().out

@@ -8,6 +8,7 @@ PID is a process of the same user with a secret among its variables; FOLDER hold
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -82,6 +83,18 @@ def write_into(folder: str) -> None:
     file.unlink()
 
 
+NUMBERS = {
+    "x86_64": {"io_uring_setup": 425, "bpf": 321, "userfaultfd": 323, "add_key": 248, "mq_open": 240, "semget": 64},
+    "aarch64": {"io_uring_setup": 425, "bpf": 280, "userfaultfd": 282, "add_key": 217, "mq_open": 180, "semget": 190},
+}[os.uname().machine]
+
+
+def refused(name: str, *arguments: Any) -> None:
+    """EINVAL and others would come from the call itself: it was made."""
+    if libc.syscall(NUMBERS[name], *arguments) == -1 and ctypes.get_errno() == errno.EPERM:
+        raise PermissionError(name)
+
+
 def enter_network() -> None:
     call("setns", os.open(f"/proc/{VICTIM}/ns/net", os.O_RDONLY), 0x40000000)
 
@@ -97,8 +110,17 @@ REFUSED: dict[str, Callable[[], object]] = {
     "unshare": lambda: call("unshare", 0x10000000),
     "its limits": lambda: resource.prlimit(VICTIM, resource.RLIMIT_CORE),
     "its cores": lambda: os.sched_setaffinity(VICTIM, {0}),
+    "its priority": lambda: os.setpriority(os.PRIO_PROCESS, VICTIM, 19),
     "System V memory": lambda: call("shmget", 0, 4096, 0o1600),
+    "System V semaphores": lambda: refused("semget", 0, 1, 0o1600),
+    "POSIX queue": lambda: refused("mq_open", b"attack", os.O_RDWR | os.O_CREAT, 0o600, None),
+    "io_uring": lambda: refused("io_uring_setup", 1, None),
+    "bpf": lambda: refused("bpf", 0, None, 0),
+    "userfaultfd": lambda: refused("userfaultfd", 1),
+    "keyring": lambda: refused("add_key", b"user", b"attack", b"x", 1, -3),
     "Unix socket": lambda: socket.socket(socket.AF_UNIX),
+    "packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM),
+    "vsock": lambda: socket.socket(socket.AF_VSOCK),
     "undumpable": lambda: call("prctl", 4, 0, 0, 0, 0),
     "capability": lambda: os.chroot("/"),
 }

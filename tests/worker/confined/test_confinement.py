@@ -104,6 +104,22 @@ def test_a_kernel_without_landlock_protects_what_capabilities_and_calls_do(place
     assert not any(outcomes["allowed"].values()), outcomes["allowed"]
 
 
+@needs_landlock
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("abi", [1, 3, 5])
+def test_an_older_landlock_lacks_what_the_page_says(place: Path, who: str, abi: int) -> None:
+    done = confined(place, who, str(place / "code" / "attacks.py"), str(place), abi=abi)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stderr.removeprefix("reward | "))
+    assert not [name for name, error in outcomes["refused"].items() if not error]
+    succeeded = {name for name, error in outcomes["landlock"].items() if not error}
+    # The file is root's.
+    cut_off = {"truncate"} if abi < 3 and who == "root" else set()
+    assert succeeded == {"signal", "signal to the keeper"} | cut_off
+    if not cut_off:
+        assert not any(outcomes["allowed"].values()), outcomes["allowed"]
+
+
 HOLDERS = {
     "memfd": "fs = [os.memfd_create('m') for _ in range(4)]; [os.write(f, b'x' * 2**24) for f in fs for _ in range(6)]",
     "mapped memfd": "f = os.memfd_create('m'); os.ftruncate(f, 2**29); m = mmap.mmap(f, 2**29)\n"
