@@ -15,7 +15,7 @@ from support import qwen3_5
 from torch import Tensor
 
 from rljob_api.json_types import Json
-from rljob_api.spec import RolloutSpec
+from rljob_api.spec import RolloutSpec, TrainingBackend
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
@@ -23,7 +23,7 @@ from rljob_worker.trainer.export import export_checkpoint
 from rljob_worker.trainer.megatron.models import convert
 from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
 from rljob_worker.trainer.megatron.saved_format import MegatronFormat
-from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedState, saved_format
+from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedState, open_rank_file, saved_format, state_metadata
 from rljob_worker.trainer.state_file import StateReader, path_of, write_state
 
 SHAPE = {
@@ -211,3 +211,18 @@ def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:
     state = {qwen3_5.published_name(name): tensor for name, tensor in loaded.state_dict().items()}
     assert state.keys() == trained.keys()
     assert all(torch.equal(state[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1), (2, 4)])
+def test_another_context_parallel_size_reads_the_files_as_they_are(tmp_path: Path, there: int, here: int) -> None:
+    backend = TrainingBackend.MEGATRON
+    for saved in ParallelLayout(4, cp=there).every_rank():
+        metadata = state_metadata(backend, saved, updates=3, precision="fp32")
+        write_state(path_of(tmp_path, saved.rank), {"model.a": torch.full((2,), float(saved.rank))}, metadata)
+    for layout in ParallelLayout(4, cp=here).every_rank():
+        opened = open_rank_file(str(tmp_path), backend, layout, "fp32")
+        assert (opened.updates, opened.resharded) == (3, "")
+        assert opened.reader.read("model.a").tolist() == [layout.rank] * 2
+    path_of(tmp_path, 2).rename(path_of(tmp_path, 1))
+    with pytest.raises(ValueError, match=r"rank-00001\.safetensors: was saved by rank 2, or is missing"):
+        open_rank_file(str(tmp_path), backend, ParallelLayout(4, rank=1, cp=here), "fp32")

@@ -172,7 +172,7 @@ def open_rank_file(
     there = layout_of(reader)
     if backend_of(reader) is not backend or not there.same_cut(layout):
         return RankFile(reader, updates, f"{there.sizes()}, to {layout.sizes()}")
-    if there != layout:
+    if there.rank != layout.rank:
         raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
     return RankFile(reader, updates, "")
 
