@@ -23,6 +23,7 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.places import text_with_places, with_places
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
+from rljob_worker.flow import GroupPool
 from rljob_worker.models.pictures import IMAGE_TOKEN, MARK, PictureFacts, batch_pictures
 from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.types import Picture, Prompt, TrainBatch
@@ -156,6 +157,32 @@ def test_a_picture_that_cannot_be_used_is_named_with_its_row(
     with pytest.raises(UserError, match=said) as raised:
         PromptSource(spec, tokenizer).next_prompts(2)
     assert "row 1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"), [("cut.png", "'cut.png' is damaged"), ("gone.png", "'gone.png' is no file in ")]
+)
+def test_a_row_that_is_left_out_may_have_a_picture_that_cannot_be_read(
+    images: str, said: str, tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that is found damaged in a step: the run goes on without its row."""
+    monkeypatch.setattr("rljob_worker.data.pictures._DECODED_PIXELS", 0)
+    (tmp_path / "good.png").write_bytes(png())
+    (tmp_path / "cut.png").write_bytes(png(300, 300)[:-40])
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "see <image> ?", "images": name} for name in ("good.png", images, "good.png")]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    def drawn(skip: list[int]) -> list[Prompt]:
+        data = {"path": str(path), "labelKey": None, "imageKey": "images", "shuffle": False, "skip": skip}
+        spec = make_spec(data, **FSDP)
+        tokenizer = load_tokenizer(prepare_tokenizer(spec, tmp_path / "tokenizer"))
+        return [one.prompt for one in GroupPool(PromptSource(spec, tokenizer)).draw(2)]
+
+    with pytest.raises(UserError, match=said) as raised:
+        drawn([])
+    assert str(raised.value).count("row 1: ") == 1, "it is named once"
+    assert [prompt.uid for prompt in drawn([1])] == ["rows/0", "rows/2"]
 
 
 def test_a_column_that_is_absent_is_named(write_jsonl: WriteJsonl, prompts_of: Callable[..., list[Prompt]]) -> None:

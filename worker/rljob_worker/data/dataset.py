@@ -69,9 +69,18 @@ class PromptSource:
         tools: Tools | None = None,
     ):
         limits = [limit for limit in (spec.data.max_prompt_tokens, max_prompt_tokens) if limit is not None]
+        loaded = load_sources(spec)
+        self._skips = rows_to_skip(spec.data.skip, {source.name: len(source.rows) for source in loaded})
         renderers = [
-            Renderer(source, tokenizer, spec.reward, (tools or {}).get(source.field, ()), spec.model.max_pixels)
-            for source in load_sources(spec)
+            Renderer(
+                source,
+                tokenizer,
+                spec.reward,
+                (tools or {}).get(source.field, ()),
+                spec.model.max_pixels,
+                rows_of(source.name, self._skips),
+            )
+            for source in loaded
         ]
         self._seed, self._shuffle = spec.seed, spec.data.shuffle
         self._streams = [
@@ -80,7 +89,6 @@ class PromptSource:
         ]
         sources = [renderer.loaded.source for renderer in renderers]
         self._mixture = Mixture(sources, spec.rollout.prompts_per_step, spec.seed)
-        self._skips = rows_to_skip(spec.data.skip, self.rows)
         self._scored = [
             ScoredRows.of(stream.loaded, spec.reward, left_out=rows_of(stream.name, self._skips))
             for stream in self._streams

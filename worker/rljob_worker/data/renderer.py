@@ -69,6 +69,7 @@ class Renderer:
         default_reward: of sources that have none.
         tools: schemas of the tools that the policy may call.
         max_pixels: of a picture; None: as many as the model's image processor leaves.
+        left_out: rows whose prompts nobody uses (`spec.data.skip`): they may have pictures that cannot be read.
     """
 
     def __init__(
@@ -78,13 +79,15 @@ class Renderer:
         default_reward: RewardSpec | None,
         tools: Sequence[Schema] = (),
         max_pixels: int | None = None,
+        left_out: frozenset[int] = frozenset(),
     ):
         self.loaded = loaded
+        self._left_out = left_out
         self._pictures: PictureProcessor | None = None
         self._row_pictures = RowPictures(loaded)
         if loaded.image_key is not None:
             self._pictures = PictureProcessor(Path(tokenizer.name_or_path), tokenizer, max_pixels)
-            self._row_pictures.check()
+            self._row_pictures.check(left_out)
         self._tokenizer = tokenizer
         self.reward = _reward_of(loaded, default_reward)
         self._rewards = RowRewards(self.reward)
@@ -161,10 +164,14 @@ class Renderer:
         try:
             return tuple(self._pictures.picture(image) for image in self._row_pictures.of(row, content))
         except ValueError as error:
+            if row in self._left_out:
+                return ()
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"{self.loaded.place(row)}: the image processor refuses its picture: {error}") from None
 
     def _expanded(self, row: int, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
-        if self._pictures is None:
+        if self._pictures is None or (row in self._left_out and not pictures):
             return ids
         try:
             return self._pictures.expanded(ids, pictures)
