@@ -11,6 +11,11 @@ class UserError(ValueError):
     exit_code = ExitCode.USER_ERROR
 
 
+class AwayError(UserError):
+    """A server or a process that the manifest names does not answer now; a run that began with it may be tried again
+    later."""
+
+
 class JobError(RuntimeError):
     """The job cannot go on."""
 

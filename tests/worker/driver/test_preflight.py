@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -17,11 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.spec import RandomModel
+from rljob_api.wire.exit_codes import ExitCode
+from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.cli.main import main
 from rljob_worker.data.tokenizer import prepare_tokenizer
 from rljob_worker.driver import attempt, preflight, run
 from rljob_worker.driver.inputs import read_inputs
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import AwayError, JobError, UserError
 from rljob_worker.models.random_model import make_random_model
 
 CONFIG = {
@@ -198,6 +200,29 @@ def test_validate_reads_the_config_of_a_local_model(tmp_path: Path, capsys: pyte
     assert main(["validate", str(tmp_path / "job.yaml")]) == 2
     message = capsys.readouterr().err
     assert "spec.training.tensorParallel: does not divide the model's moe_intermediate_size (33)" in message
+
+
+def test_a_server_that_is_away_ends_a_run_for_good_only_before_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> NoReturn:
+        raise AwayError("judge: no answer")
+
+    def start(resume: bool) -> None:
+        run.run_job(job, folder, resume=resume, on_record=print, on_event=print)
+
+    monkeypatch.setattr(run, "read_inputs", away)
+    about = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "away"}}
+    folder, job = tmp_path / "run", RLJob.model_validate({**about, "spec": spec_of()})
+    with pytest.raises(AwayError, match="judge: no answer") as first:
+        start(False)
+    assert first.value.exit_code == ExitCode.USER_ERROR
+    assert not folder.exists()
+    RunFolder(folder, job, resume=False).close()
+    with pytest.raises(JobError, match="judge: no answer") as later:
+        start(True)
+    assert later.value.exit_code == ExitCode.FAILED
+    assert (folder / "run.json").exists()
 
 
 @pytest.mark.parametrize("where", ["data", "evaluation"])

@@ -23,7 +23,7 @@ from rljob_worker.environments.check import NO_ACTION, check_environment
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.openenv import OpenEnv, OpenEnvServer
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 
 SERVER = Path(__file__).with_name("openenv_server.py")
 _SECONDS = 120.0
@@ -203,8 +203,11 @@ def test_a_field_that_is_not_there_is_an_error(url: str, settings: dict[str, str
 
 
 def test_a_server_is_tried_before_a_run(url: str, make_hosts: MakeHosts) -> None:
-    with pytest.raises(UserError, match=r"step 1: .*environment.openenv.action"):
+    with pytest.raises(UserError, match=r"step 1: .*environment.openenv.action") as refused:
         check_environment(lambda: make_hosts(source_of(url, action="move"), retries=0))
+    assert refused.type is UserError
+    with pytest.raises(AwayError, match="ClientConnectorError"):
+        check_environment(lambda: make_hosts(source_of("http://127.0.0.1:9", waitSeconds=0), retries=0))
     checked = check_environment(lambda: make_hosts(source_of(url), retries=0))
     assert checked.repeats
     assert checked.answers[:2] == (Began("seed 3"), Stepped(f"{NO_ACTION} 1", 0.5, False, False))

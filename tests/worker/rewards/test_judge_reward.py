@@ -16,7 +16,7 @@ from support.chat_server import ChatServer, serving
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import JudgeSpec, RLJobSpec
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.functions import RewardOutageError, Score
 from rljob_worker.rewards.judge import Judge, JudgeSetup, judge_of
 from rljob_worker.rewards.runner import RewardRunner
@@ -164,7 +164,7 @@ def test_its_key_is_sent_and_never_shown(
     with serving(lambda *_: f"my key is {KEY} Score: 2", key=KEY) as server:
         with pytest.raises(UserError, match=r"endpoint.keyVariable: JUDGE_KEY is not set where the driver runs"):
             RewardRunner(spec_of(server.url, **endpoint), tokenizer)
-        with pytest.raises(UserError, match=r"HTTP 401.*endpoint.keyVariable names its key"):
+        with pytest.raises(AwayError, match=r"HTTP 401.*endpoint.keyVariable names its key"):
             RewardRunner(spec_of(server.url), tokenizer)
         monkeypatch.setenv("JUDGE_KEY", KEY)
         with runner_of(server, tokenizer, **endpoint) as (runner, spec):

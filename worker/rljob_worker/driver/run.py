@@ -19,7 +19,7 @@ from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.loops import LOOPS
 from rljob_worker.driver.outcome import Outcome, conclude
 from rljob_worker.driver.preflight import apply_environment, check_layout, check_port, check_trackers
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import AwayError, JobError, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import Sink
@@ -53,6 +53,7 @@ def run_job(
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
+        JobError: a run is to be continued, and a server that it needs is away.
     """
     apply_environment(job.spec)
     try:
@@ -79,6 +80,11 @@ def run_job(
             inputs.labels.run()
             if folder.attempt == 1:
                 inputs.labels.refuse()
+        except AwayError as error:
+            folder.discard_if_new()
+            if folder.is_new:
+                raise
+            raise JobError(str(error)) from None
         except Exception:
             folder.discard_if_new()
             raise

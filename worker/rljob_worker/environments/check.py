@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rljob_worker.environments.base import Answer, EnvironmentFailure, Stepped
+from rljob_worker.environments.base import Answer, EnvironmentFailure, FailureKind, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 
 NO_ACTION = "rljob-42-answer"
 """Text that a policy might write, and that is no action of anything."""
@@ -38,7 +38,8 @@ def check_environment(
         seeds: of the two episodes.
 
     Raises:
-        UserError: it cannot be used, fails, or has two episodes disturb each other.
+        UserError: it cannot be used, fails, or has two episodes disturb each other; AwayError where its process or
+            server is lost.
     """
     with make_hosts() as hosts:
         hosts.start()
@@ -56,6 +57,12 @@ def check_environment(
             "global or an attribute of the class: give each object its own (`random.Random(seed)`)"
         )
     return Checked(alone == again, tuple(hosts.examples), tuple(alone))
+
+
+def failure_error(failure: EnvironmentFailure, text: str | None = None) -> UserError:
+    """The error of an environment that failed when it was tried: AwayError where its process or server was lost."""
+    kind = AwayError if failure.kind is FailureKind.INFRA else UserError
+    return kind(failure.text if text is None else text)
 
 
 def _actions(examples: Sequence[str]) -> list[str]:
@@ -78,7 +85,7 @@ def _play(
         while hosts.outstanding:
             for key, answer in hosts.take(_PATIENCE_SECONDS):
                 if isinstance(answer, EnvironmentFailure):
-                    raise UserError(answer.text)
+                    raise failure_error(answer)
                 found[key].append(answer)
                 if isinstance(answer, Stepped) and answer.done:
                     live.discard(key)
@@ -100,7 +107,7 @@ def _check_examples(hosts: EnvironmentHosts, seed: int) -> None:
         hosts.end(key)
         last = answers[-1]
         if isinstance(last, EnvironmentFailure):
-            raise UserError(last.text)
+            raise failure_error(last)
         if isinstance(last, Stepped) and last.values.get("valid") == 0.0:
             raise UserError(
                 f"environment: the pattern of its actions never matches: it does not take {example!r}, which it calls "

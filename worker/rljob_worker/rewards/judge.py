@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rljob_api import safe_text
 from rljob_api.spec import JudgeSpec, RewardSpec
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.functions import RewardOutageError, Sample, Score, flatten
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ class Judge:
             raise UserError(self._refused(f"prompt: {unknown[0]!r} is no column of the data; there are {there}"))
 
     async def check(self) -> None:
-        """UserError where the endpoint does not answer, refuses the key or lacks the model."""
+        """AwayError where the endpoint does not answer or refuses the key, UserError where it lacks the model."""
         try:
             answer = await self._until("GET", "models", None, dict, time.monotonic() + _CHECK_SECONDS)
         except RewardOutageError as error:
-            raise UserError(self._refused(f"endpoint: {error}")) from None
+            raise AwayError(self._refused(f"endpoint: {error}")) from None
         except ValueError:
             return  # without a list of its models
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_worker.confined.process import ConfinedProcess, Place
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.signatures import Signature
 from rljob_worker.rewards.worker import Calling, Setup
 
@@ -27,7 +27,7 @@ def check_function(setup: Setup, place: Place) -> Calling:
     """Start a reward in a process of its own, and try whether it takes its arguments; how it is called.
 
     Raises:
-        UserError: it cannot be used, and why.
+        UserError: it cannot be used, and why; AwayError where a server that it asks is away.
     """
     process = scoring_process(setup, place)
     try:
@@ -39,6 +39,6 @@ def check_function(setup: Setup, place: Place) -> Calling:
     finally:
         process.kill()
     if answer[0] != "ready":
-        raise UserError(str(answer[1]))
+        raise (AwayError if answer[0] == "away" else UserError)(str(answer[1]))
     how = list(answer[1])
     return Calling(bool(how[0]), bool(how[1]), Signature(how[2]))

@@ -117,7 +117,7 @@ class RewardRunner:
                 try:
                     self._check(part.reward, label_key, given, lacks_label=needed)
                 except UserError as error:
-                    raise UserError(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
+                    raise type(error)(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
             self._scorers_of(reward)
 
         if any(isinstance(scorer, _Isolated) for scorer in self._scorers.values()):

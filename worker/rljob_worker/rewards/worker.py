@@ -3,7 +3,7 @@
 Rewards run here and not in the driver, because a hung function can only be ended together with its process. They run
 in the main thread, where signals work. The driver sends pickled tuples and is answered in JSON: first its `Setup`,
 answered by `["ready", [whether it is async, whether one call scores a group, its signature]]`, `["refused", what the
-user can change]` or `["failed", text]`; then
+user can change]`, `["away", what does not answer now]` or `["failed", text]`; then
 `(task, samples)`, answered by `[task, "scores", [[score, parts, note], ...]]` or `[task, "error" or "outage", text]`.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import out_of_reach
-from rljob_worker.errors import UserError
+from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
     REACH,
@@ -83,7 +83,7 @@ def main() -> None:
         try:
             score, how = _scorer(setup)
         except UserError as error:
-            _answer(connection, "refused", str(error))
+            _answer(connection, "away" if isinstance(error, AwayError) else "refused", str(error))
             return
         except Exception:
             _answer(connection, "failed", traceback.format_exc())

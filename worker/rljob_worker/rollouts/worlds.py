@@ -17,7 +17,7 @@ from rljob_worker.data.chat import ChatTemplate, read_template
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.turns import OBSERVED_BY, TOOL, Message, Render, Schema, TurnRenderer
 from rljob_worker.environments.base import Began, EnvironmentFailure, Stepped
-from rljob_worker.environments.check import Checked, check_environment
+from rljob_worker.environments.check import Checked, check_environment, failure_error
 from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.place import environment_place
@@ -84,7 +84,7 @@ class JobEnvironments:
                 try:
                     self._check(source)
                 except UserError as error:
-                    raise UserError(_placed(field, error)) from None
+                    raise type(error)(_placed(field, error)) from None
             key = _key(source), self._apart(field)
             hosts = self._hosts[key] = self._hosts.get(key) or self._made(source.environment)
             if field in self._trained:
@@ -219,7 +219,7 @@ class JobEnvironments:
                 try:
                     hosts.start()
                 except UserError as error:
-                    raise UserError(_placed(field, error)) from None
+                    raise type(error)(_placed(field, error)) from None
             for place in [place for place in self._hosts if place[0] == key]:
                 self._hosts[place] = self._made(environment, tokenizer=tokenizer)
             self._parsing.add(key)
@@ -230,7 +230,7 @@ class JobEnvironments:
                 while hosts.outstanding:
                     for _, answer in hosts.take(_PATIENCE_SECONDS):
                         if isinstance(answer, EnvironmentFailure):
-                            raise UserError(f"{field}.environment: row {prompt.uid}: {answer.text}")
+                            raise failure_error(answer, f"{field}.environment: row {prompt.uid}: {answer.text}")
 
     def _made(
         self,
@@ -342,7 +342,7 @@ def _said(hosts: EnvironmentHosts, seeds: Sequence[int], examples: Sequence[str]
     while hosts.outstanding:
         for seed, answer in hosts.take(_PATIENCE_SECONDS):
             if isinstance(answer, EnvironmentFailure):
-                raise UserError(f"{field}.environment: {answer.text}")
+                raise failure_error(answer, f"{field}.environment: {answer.text}")
             assert isinstance(answer, Began | Stepped)
             texts[seed].append(answer.observation)
             ended = isinstance(answer, Stepped) and answer.done
