@@ -14,7 +14,7 @@ _NAMES = frozenset(
         *(f"train/{name}" for name in ("loss", "pg_loss", "entropy_loss", "kl_loss", "ppo_kl", "grad_norm", "lr")),
         *(f"train/{name}" for name in ("pg_clipfrac", "tis", "tis_clipfrac", "off_policy_masked", "mismatch_kl")),
         *("train/train_rollout_logprob_abs_diff", "train/train_rollout_logprob_abs_diff_max"),
-        *("train/router_mismatch", "train/lora_change_lost"),
+        *("train/router_mismatch", "train/lora_change_lost", "train/teacher_kl"),
         *(f"critic/{name}" for name in ("value_loss", "value_clip_fraction", "value_mean", "return_mean")),
         *(f"critic/{name}" for name in ("explained_variance", "grad_norm", "lr")),
         *("rollout/raw_reward", "rollout/raw_reward_std", "rollout/raw_reward_min", "rollout/raw_reward_max"),

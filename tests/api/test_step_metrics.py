@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from manifests import manifest
@@ -49,19 +50,23 @@ def test_whatever_is_written_is_known() -> None:
     assert [name for name in sorted(names) if not is_step_metric(name)] == []
 
 
-def test_losses_with_all_their_terms_have_known_metrics() -> None:
+@pytest.mark.parametrize("divergence", [None, "Sampled", "TopK"])
+def test_losses_with_all_their_terms_have_known_metrics(divergence: str | None) -> None:
     import torch
 
     from rljob_api.spec import AlgorithmSpec
     from rljob_worker.algorithms import LossInputs, finish_metrics, policy_gradient_loss
     from rljob_worker.algorithms.mismatch import mismatch_by_age
 
+    distill = {"teacher": {"path": "/t"}, "divergence": divergence, "rewardWeight": 1.0}
+    with_teacher: dict[str, Any] = {"name": "distill", "distill": distill} if divergence else {}
     spec = AlgorithmSpec.model_validate(
         {
             "kl": {"coefficient": 0.1},
             "entropyCoefficient": 0.1,
             "tis": {"enabled": True},
             "offPolicyMask": {"delta": 0.1},
+            **with_teacher,
         }
     )
     values = torch.zeros(4, requires_grad=True)
@@ -69,12 +74,13 @@ def test_losses_with_all_their_terms_have_known_metrics() -> None:
     inputs = LossInputs(
         log_probs=values, advantages=torch.ones(4), mask=mask, weights=torch.ones(4), old_log_probs=torch.zeros(4),
         rollout_log_probs=torch.zeros(4), reference_log_probs=torch.zeros(4), entropy=values + 1,
-        sequences=torch.zeros(4, dtype=torch.int64),
+        sequences=torch.zeros(4, dtype=torch.int64), teacher_log_probs=torch.zeros(4), divergence=values + 1,
     )  # fmt: skip
     _, metrics = policy_gradient_loss(inputs, spec)
     metrics |= mismatch_by_age(torch.zeros(4), torch.zeros(4), torch.zeros(4, dtype=torch.int64), 2)
     found = finish_metrics({name: float(value) for name, value in metrics.items()})
     assert len(found) > 10
+    assert ("train/teacher_kl" in found) == (divergence is not None)
     assert [name for name in found if not is_step_metric(name)] == []
 
 
