@@ -56,7 +56,7 @@ class KlSpec(ApiModel):
     coefficient: NonNegativeFloat = 0.0
     """Weight of the KL term in the loss; 0 leaves it out (DAPO, arXiv 2503.14476)."""
     estimator: KlEstimator = KlEstimator.LOW_VAR
-    """`k1`, `k2`, `k3` of Schulman's note; `low_var` is k3 clamped to [-10, 10] (slime's default form)."""
+    """`k1`, `k2`, `k3` of Schulman's note; `low_var` is k3 clamped to [-10, 10] (`low_var_kl` of slime and verl)."""
     unbiased: bool = False
     """Multiply the estimate by the ratio of new to old probability, so that value and gradient stay those of the policy
     being trained when a step has several updates (DeepSeek-V3.2, arXiv 2512.02556)."""
