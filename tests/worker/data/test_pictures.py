@@ -165,7 +165,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_its_row(
 def test_a_row_that_is_left_out_may_have_a_picture_that_cannot_be_read(
     images: str, said: str, tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file that is found damaged in a step: the run goes on without its row."""
+    """A file is found damaged in a step: the run goes on without its row."""
     monkeypatch.setattr("rljob_worker.data.pictures._DECODED_PIXELS", 0)
     (tmp_path / "good.png").write_bytes(png())
     (tmp_path / "cut.png").write_bytes(png(300, 300)[:-40])

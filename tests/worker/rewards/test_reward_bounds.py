@@ -291,7 +291,7 @@ def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: 
 
 
 def test_a_message_that_comes_byte_by_byte_ends_its_process(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads it for 0.5 s a byte keeps no deadline of other calls meanwhile."""
+    """A reader that takes 0.5 s for each byte keeps no deadline of other calls meanwhile."""
     monkeypatch.setattr(process, "_STALL_SECONDS", 2)
     runner, spec = hostile(make_runner, "lies", timeoutSeconds=120, onError="Score")
     begun = time.monotonic()

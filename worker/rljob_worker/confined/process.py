@@ -86,7 +86,7 @@ class ConfinedProcess:
         return message
 
     def _whole_message(self) -> bytes:
-        """As `recv_bytes` of the connection, within one deadline: its parts may come a byte at a time."""
+        """The connection's `recv_bytes`, within one deadline: its parts may come a byte at a time."""
         until = time.monotonic() + _STALL_SECONDS
         (size,) = struct.unpack("!i", self._part(4, until))
         if not 0 <= size <= _MAX_ANSWER_BYTES:
