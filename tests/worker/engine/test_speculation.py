@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from rollout_models import FIRST_WORD, MAX_RESPONSE, group_requests, spec_json
 
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.types import Cut, Generation, GenerationRequest, Quota, SamplingParams
-from rljob_worker.upstream.vllm_drafts import kept_rows
+from rljob_worker.upstream.vllm_drafts import _of_rows, kept_rows
 
 GUESSES = {"draftTokens": 4, "minMatch": 1, "maxMatch": 3}
 
@@ -45,6 +47,31 @@ def test_it_is_what_a_loop_over_requests_finds(seed: int) -> None:
         row, draft = row + count + 1, draft + count
     rows, kept = kept_rows(torch.from_numpy(tokens), torch.from_numpy(drafts), counts)
     assert [torch.from_numpy(tokens)[of[count]].tolist() for of, count in zip(rows, kept)] == expected
+
+
+@dataclass
+class Metadata:
+    """The part of vLLM's `SamplingMetadata` that differs by request."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    bad_words_token_ids: dict[int, list[list[int]]]
+    output_token_ids: list[list[int]]
+    top_p: torch.Tensor | None = None
+
+
+def test_each_row_of_a_request_has_its_parameters() -> None:
+    # What is never sampled: of the first request token 3, of the last one tokens 0 and 2.
+    forbidden = {0: [[3]], 2: [[0], [2]]}
+    given = Metadata(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5, 6, 7]), forbidden, [[], [1], [1, 2]])
+    rows: Any = _of_rows(cast(Any, given), [2, 0, 1])
+    assert rows.temperature.tolist() == [1, 1, 1, 2, 3, 3]
+    assert rows.top_k.tolist() == [5, 5, 5, 6, 7, 7]
+    assert rows.bad_words_token_ids == {0: [[3]], 1: [[3]], 2: [[3]], 4: [[0], [2]], 5: [[0], [2]]}
+    assert rows.output_token_ids == [[], [], [], [1], [1, 2], [1, 2]]
+    # vLLM gives what was said only where something asks for it.
+    nothing: Any = _of_rows(cast(Any, replace(given, bad_words_token_ids={}, output_token_ids=[])), [2, 0, 1])
+    assert (nothing.bad_words_token_ids, nothing.output_token_ids) == ({}, [])
 
 
 @pytest.fixture(scope="module")

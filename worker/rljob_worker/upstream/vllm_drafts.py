@@ -107,11 +107,16 @@ def _of_rows(metadata: SamplingMetadata, counts: Sequence[int]) -> SamplingMetad
         return None if values is None else values.repeat_interleave(times.to(values.device))
 
     times = torch.tensor(counts) + 1
+    request_of = [request for request, count in enumerate(counts) for _ in range(count + 1)]
+    words, said = metadata.bad_words_token_ids, metadata.output_token_ids
     return replace(
         metadata,
         temperature=repeated(metadata.temperature),
         top_p=repeated(metadata.top_p),
         top_k=repeated(metadata.top_k),
+        # Words of one token (`engine.sampling`): what stands before them does not matter, drafts neither.
+        bad_words_token_ids={row: words[request] for row, request in enumerate(request_of) if request in words},
+        output_token_ids=[said[request] for request in request_of] if words else said,
     )
 
 
