@@ -13,6 +13,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.planning.activations import forward_pass, training_pass
 from rljob_worker.planning.job_shape import MicroBatch, job_shape
 from rljob_worker.planning.plan import plan_memory
+from rljob_worker.planning.teacher import kept_bytes
 
 GIB = 2**30
 
@@ -62,6 +63,16 @@ def test_a_rank_has_its_share_of_the_largest_micro_batch() -> None:
         if context == 4:
             expected = passes
     assert passes == expected
+
+
+@pytest.mark.parametrize("context", [1, 2, 4])
+def test_each_rank_keeps_what_a_teacher_said_of_whole_rows(context: int) -> None:
+    algorithm = {"name": "distill", "distill": {"teacher": {"path": "/models/any"}}}
+    taught = spec(4, contextParallel=context).model_dump(by_alias=True, exclude_unset=True) | {"algorithm": algorithm}
+    job_spec = RLJobSpec.model_validate(taught)
+    job = job_shape(job_spec, published("Qwen3-4B"))
+    # One number of a token; 128 samples are dealt to 4 ranks, or to as many groups of ranks.
+    assert kept_bytes(job_spec, job) == 128 // (4 // context) * 2048 * 4
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _columns(spec: RLJobSpec) -> int:
 
 def kept_bytes(spec: RLJobSpec, job: JobShape) -> int:
     """Host memory of a rank for what a teacher said of a step's tokens."""
-    samples = -(-derived.samples_per_step(spec) // job.trainers.dp)
+    samples = -(-derived.samples_per_step(spec) // job.trainers.samples)
     return samples * derived.longest_sampled(spec) * _columns(spec) * _FP32
 
 
