@@ -9,7 +9,8 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import PIL.Image
@@ -22,9 +23,10 @@ from rljob_worker.data.colors import color_rows
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.places import text_with_places, with_places
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
+from rljob_worker.driver.inputs import _pictures
 from rljob_worker.errors import UserError
 from rljob_worker.flow import GroupPool
-from rljob_worker.models.pictures import IMAGE_TOKEN, MARK, PictureFacts, batch_pictures
+from rljob_worker.models.pictures import IMAGE_TOKEN, MARK, PICTURE_TOKENS, PictureFacts, batch_pictures
 from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.types import Picture, Prompt, TrainBatch
 
@@ -249,6 +251,25 @@ def test_colours_are_named(make_spec: MakeSpec, tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="changed"):
         PromptSource(other, load_tokenizer(tmp_path / "tokenizer")).restore(source.state())
+
+
+def test_placeholders_are_those_of_the_tokenizer_and_of_data_with_pictures(make_spec: MakeSpec, tmp_path: Path) -> None:
+    spec = make_spec({"synthetic": {"task": "NameColor"}}, **FSDP)
+    folder, model = prepare_tokenizer(spec, tmp_path / "model"), cast(Any, SimpleNamespace(model_type="qwen2_5_vl"))
+    tokenizer = load_tokenizer(folder)
+    names, vocabulary = ("vision_start", "vision_end", "image", "video"), tokenizer.get_vocab()
+    ids = {name: vocabulary[token] for name, token in zip(names, PICTURE_TOKENS)}
+    config = {"model_type": "qwen2_5_vl"} | {f"{name}_token_id": number for name, number in ids.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    facts = _pictures(spec, model, folder, tokenizer)
+    assert facts is not None
+    assert facts.placeholders == tuple(sorted(ids.values()))
+    # Of text alone nothing is left out: a teacher's whole distributions, for one, are compared with it.
+    text = make_spec({"synthetic": {"task": "Copy"}}, **FSDP)
+    assert _pictures(text, model, folder, tokenizer) is None
+    (folder / "config.json").write_text(json.dumps(config | {"image_token_id": ids["image"] + 1}))
+    with pytest.raises(UserError, match=rf"is token {ids['image']} of its tokenizer, and image_token_id"):
+        _pictures(spec, model, folder, tokenizer)
 
 
 def test_places_of_pictures() -> None:

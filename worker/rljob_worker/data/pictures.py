@@ -207,10 +207,7 @@ class PictureProcessor:
 
         settings, path = processor_settings(folder)
         self._merge = int(str(settings["merge_size"]))
-        token = tokenizer.get_vocab().get(IMAGE_TOKEN)
-        if token is None:
-            raise UserError(f"spec.model: its tokenizer has no {IMAGE_TOKEN}, which stands for pictures")
-        self.image_token = int(token)
+        self._image_token = _image_token(tokenizer)
         try:
             self._processor: _Processor = AutoImageProcessor.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
@@ -242,13 +239,13 @@ class PictureProcessor:
         Raises:
             ValueError: the prompt has places for more pictures, or fewer.
         """
-        if (places := sum(token == self.image_token for token in ids)) != len(pictures):
+        if (places := sum(token == self._image_token for token in ids)) != len(pictures):
             raise ValueError(f"has {len(pictures)} pictures, and its prompt places for {places} ({IMAGE_TOKEN})")
         following = iter(pictures)
         out: list[int] = []
         for token in ids:
             count = 1
-            if token == self.image_token:
+            if token == self._image_token:
                 frames, rows, columns = next(following).grid
                 count = frames * rows * columns // self._merge**2
             out += [token] * count
@@ -263,10 +260,18 @@ def _thumbnail(image: Image) -> bytes:
     return file.getvalue()
 
 
-def check_tokens(processor: PictureProcessor, facts: PictureFacts) -> None:
-    """UserError where tokenizer and config name another token for pictures."""
-    if processor.image_token != facts.image_token:
+def _image_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    token = tokenizer.get_vocab().get(IMAGE_TOKEN)
+    if token is None:
+        raise UserError(f"spec.model: its tokenizer has no {IMAGE_TOKEN}, which stands for pictures")
+    return int(token)
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, facts: PictureFacts) -> None:
+    """UserError where tokenizer and config name another token for pictures, or the tokenizer none."""
+    token = _image_token(tokenizer)
+    if token != facts.image_token:
         raise UserError(
-            f"spec.model: {IMAGE_TOKEN} is token {processor.image_token} of its tokenizer, and image_token_id of "
-            f"config.json is {facts.image_token}"
+            f"spec.model: {IMAGE_TOKEN} is token {token} of its tokenizer, and image_token_id of config.json is "
+            f"{facts.image_token}"
         )

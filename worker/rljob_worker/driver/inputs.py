@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.blocks import path_text
@@ -13,6 +14,7 @@ from rljob_api.spec import ModelSpec, TrainingBackend
 from rljob_worker.checkpoints.reader import checkpoint_root
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
+from rljob_worker.data.pictures import check_tokens
 from rljob_worker.data.reward_rows import unused_parts
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
@@ -36,6 +38,9 @@ from rljob_worker.rollouts.worlds import JobEnvironments
 from rljob_worker.trainer.critic_folder import critic_bytes, critic_folder
 from rljob_worker.trainer.teacher_folder import teacher_folder
 from rljob_worker.waiting import waiting_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger("rljob.data")
 
@@ -109,7 +114,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = room_for_prompts(length, field, tokens)
-    pictures = _pictures(spec, model, model_folder)
+    pictures = _pictures(spec, model, model_folder, tokenizer)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
         tools = environments.tools()
         prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit, tools=tools)
@@ -144,16 +149,25 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     )
 
 
-def _pictures(spec: RLJobSpec, model: ModelFacts, folder: Path) -> PictureFacts | None:
-    """Read how the job's model takes pictures; None: it takes none. UserError where the data have some all the same."""
-    sees = spec.training.backend is TrainingBackend.FSDP and model.model_type in PICTURE_MODELS
+def _pictures(
+    spec: RLJobSpec, model: ModelFacts, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> PictureFacts | None:
+    """Read how the model takes the data's pictures; None: there are none, and no token has to be left out for them.
+
+    Raises:
+        UserError: the model takes no pictures, or tokenizer and config name another token for them.
+    """
     field = next(derived.pictures(spec), None)
-    if field is not None and not sees:
+    if field is None:
+        return None
+    if spec.training.backend is not TrainingBackend.FSDP or model.model_type not in PICTURE_MODELS:
         raise UserError(
             f"spec.{field}: the data have pictures, and model_type {model.model_type!r} takes none; use a model of "
             f"{' or '.join(PICTURE_MODELS)}"
         )
-    return PictureFacts.of_folder(folder) if sees else None
+    facts = PictureFacts.of_folder(folder)
+    check_tokens(tokenizer, facts)
+    return facts
 
 
 def checkpoint_folder(model: ModelSpec) -> Path:

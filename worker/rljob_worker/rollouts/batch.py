@@ -24,7 +24,7 @@ def training_sampling(spec: RLJobSpec, pictures: PictureFacts | None = None) -> 
 
     Args:
         spec: the job.
-        pictures: of a model that takes some, whose placeholders are never sampled.
+        pictures: the way that the model takes the data's, whose placeholders are never sampled; None: there are none.
     """
     rollout = spec.rollout
     return SamplingParams(

@@ -37,7 +37,7 @@ class Inputs:
     critic_folder: Path | None = None
     """The critic's starting point; None: `model_folder`, or there is no critic."""
     pictures: PictureFacts | None = None
-    """The way that the model takes pictures; None: it takes none."""
+    """The way that the model takes the data's pictures; None: there are none."""
     teacher_folder: Path | None = None
     """The teacher's checkpoint; None: there is none."""
     worlds: Mapping[str, World] = field(default_factory=dict)
