@@ -198,6 +198,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*APART, "data.imageKey=images", "training={backend: FSDP}"], ["spec.mode"]),
     (["data.imageKey=images", "training={backend: FSDP}", *DISTILL], ["spec.algorithm.name"]),
     (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
+    (
+        [*TOOLS, "data.path=null", "data.synthetic={task: NameColor}", "training={backend: FSDP}"],
+        ["spec.data.environment"],
+    ),
     (["data={synthetic: {task: NameColor, symbols: 14}}", "training={backend: FSDP}"], ["spec.data.synthetic.symbols"]),
     (
         [*APART, "training={backend: FSDP, lora: {rank: 12, handover: Adapters}}"],

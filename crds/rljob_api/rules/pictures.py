@@ -35,6 +35,17 @@ def _source_rules(on: type[DataSource]) -> tuple[Rule, ...]:
             check=lambda source: source.image_key is None or (source.path is not None and source.environment is None),
             cel="!has(self.imageKey) || (has(self.path) && !has(self.environment))",
         ),
+        Rule(
+            on=on,
+            field="environment",
+            wrong="pictures are seen at the beginning of one answer alone, and NameColor has some",
+            allowed="another task, or no environment",
+            check=lambda source: (
+                source.environment is None or source.synthetic is None or source.synthetic.task != "NameColor"
+            ),
+            cel="!has(self.environment) || !has(self.synthetic) || !has(self.synthetic.task)"
+            " || self.synthetic.task != 'NameColor'",
+        ),
     )
 
 
