@@ -245,7 +245,7 @@ def _variables(relation: Relation) -> set[str]:
 
 
 def _difference(relation: Relation) -> tuple[Node, str] | None:
-    """Difference of left and right side, with `<` or `\le` as the sign of an inequality."""
+    """Difference of left and right side, with `<` or `\\le` as the sign of an inequality."""
     left, right = relation.sides
     sign = relation.signs[0]
     if sign in (">", r"\ge"):
