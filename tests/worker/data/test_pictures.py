@@ -22,6 +22,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.data.colors import color_rows
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.places import text_with_places, with_places
+from rljob_worker.data.row_store import RowStore
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.driver.inputs import _pictures
 from rljob_worker.errors import UserError
@@ -185,6 +186,28 @@ def test_a_row_that_is_left_out_may_have_a_picture_that_cannot_be_read(
         drawn([])
     assert str(raised.value).count("row 1: ") == 1, "it is named once"
     assert [prompt.uid for prompt in drawn([1])] == ["rows/0", "rows/2"]
+
+
+def test_a_picture_whose_file_is_another_is_another_row(
+    tmp_path: Path, make_spec: MakeSpec, write_jsonl: WriteJsonl
+) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(png(color=(number, 0, 0)))
+    path = write_jsonl([{"prompt": f"what {number}", "images": f"{number}.png"} for number in range(8)])
+    spec = make_spec({"path": path, "labelKey": None, "imageKey": "images"}, **FSDP)
+    tokenizer = load_tokenizer(prepare_tokenizer(spec, tmp_path / "tokenizer"))
+    store = RowStore(tmp_path)
+    source = PromptSource(spec, tokenizer)
+    source.remember_rows(store)
+    cursor = source.state()
+    PromptSource(spec, tokenizer).restore(cursor)
+    (tmp_path / "5.png").write_bytes(png(color=(99, 99, 99)))
+    with pytest.raises(UserError, match="changed"):
+        PromptSource(spec, tokenizer).restore(cursor)
+    mended = PromptSource(spec, tokenizer)
+    mended.compare_rows(store)
+    mended.restore(cursor)
+    assert mended.mended == ("data/5",)
 
 
 def test_a_column_that_is_absent_is_named(write_jsonl: WriteJsonl, prompts_of: Callable[..., list[Prompt]]) -> None:

@@ -7,22 +7,25 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
+import xxhash
 
 from rljob_api.spec import DataSource
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.models.pictures import IMAGE_TOKEN, PictureFacts, check_sides, processor_settings
-from rljob_worker.types import Picture
+from rljob_worker.types import IntArray, Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 MAX_PIXELS = 2**26
 """Limit of a file: a small one can say that it has a billion, and takes the memory of all."""
 _MAX_BYTES = 2**28
@@ -107,21 +110,38 @@ class RowPictures:
         """A row's pictures, decoded; UserError names row and file."""
         return [self._checked(row, one.decoded) for one in self._found(row, content)]
 
-    def check(self, left_out: Container[int] = ()) -> None:
-        """Look at the header of each row's pictures but for some, and decode the first; UserError as `of`."""
+    def checked(self, left_out: Container[int] = ()) -> LoadedSource:
+        """Look at the header of each row's pictures, and decode the first ones; UserError names row and file.
+
+        Args:
+            left_out: rows whose pictures need not be any.
+
+        Returns:
+            The source, with a fingerprint and hashes of rows that change where a picture's file does.
+        """
         if self.key is None or self._loaded.source.synthetic is not None:
-            return
-        room = _DECODED_PIXELS
+            return self._loaded
+        room, hashes = _DECODED_PIXELS, list[int]()
         for row, content in enumerate(self._loaded.rows):
+            seen = xxhash.xxh3_64()
             if row in left_out:
+                with suppress(UserError):
+                    for one in self._found(row, content):
+                        seen.update(xxhash.xxh3_64_digest(self._checked(row, one.read)))
+                hashes.append(seen.intdigest())
                 continue
             for one in self._found(row, content):
-                width, height = self._checked(row, one.opened).size
+                file = self._checked(row, one.read)
+                seen.update(xxhash.xxh3_64_digest(file))
+                here = _Found(file, one.name)
+                width, height = self._checked(row, here.opened).size
                 room -= width * height
                 if room >= 0:
-                    self._checked(row, one.decoded)
+                    self._checked(row, here.decoded)
+            hashes.append(seen.intdigest())
+        return _with_hashes(self._loaded, np.array(hashes, dtype=np.uint64).view(np.int64))
 
-    def _checked(self, row: int, action: Callable[[], Image]) -> Image:
+    def _checked(self, row: int, action: Callable[[], T]) -> T:
         try:
             return action()
         except ValueError as error:
@@ -170,6 +190,12 @@ class RowPictures:
         if not inside:
             raise ValueError(f"{value!r} leads out of {self._root}: pictures lie below the data's folder")
         return _Found(real, repr(value))
+
+
+def _with_hashes(loaded: LoadedSource, pictures: IntArray) -> LoadedSource:
+    """The source as its rows and their pictures are, of which these are the hashes [rows]."""
+    both = xxhash.xxh3_128_hexdigest(loaded.fingerprint.encode() + b"\0" + pictures.astype("<i8").tobytes())
+    return replace(loaded, fingerprint=both, row_hashes=lambda: loaded.row_hashes() ^ pictures)
 
 
 def _root(source: DataSource) -> Path | None:

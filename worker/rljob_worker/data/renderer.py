@@ -87,7 +87,7 @@ class Renderer:
         self._row_pictures = RowPictures(loaded)
         if loaded.image_key is not None:
             self._pictures = PictureProcessor(Path(tokenizer.name_or_path), tokenizer, max_pixels)
-            self._row_pictures.check(left_out)
+            self.loaded = self._row_pictures.checked(left_out)
         self._tokenizer = tokenizer
         self.reward = _reward_of(loaded, default_reward)
         self._rewards = RowRewards(self.reward)
