@@ -250,6 +250,10 @@ def test_large_pictures_are_made_smaller(
     assert small.pictures[0].grid == (1, 10, 10)
     with pytest.raises(UserError, match=r"spec\.model\.maxPixels: 784 is below"):
         prompts_of(data, model=MODEL | {"maxPixels": 784})
+    with pytest.raises(
+        UserError, match=r"spec\.model\.maxPixels: 1048577 is above the image processor's most, 1048576"
+    ):
+        prompts_of(data, model=MODEL | {"maxPixels": 2**20 + 1})
 
 
 def test_colours_are_named(make_spec: MakeSpec, tmp_path: Path) -> None:

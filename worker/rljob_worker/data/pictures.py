@@ -242,10 +242,13 @@ class PictureProcessor:
             raise UserError(f"{path}: no image processor that transformers has: {error}") from error
         self._bounds: dict[str, object] = {}
         if max_pixels is not None:
-            # The least of an area, whatever its name says.
-            least = int(self._processor.size["shortest_edge"])
+            # The least and the most of an area, whatever their names say.
+            least, most = (int(self._processor.size[f"{edge}_edge"]) for edge in ("shortest", "longest"))
             if least > max_pixels:
                 raise UserError(f"spec.model.maxPixels: {max_pixels} is below the image processor's least, {least}")
+            if most < max_pixels:
+                # vLLM makes room for a picture of that size, and waits for ever for a larger one's.
+                raise UserError(f"spec.model.maxPixels: {max_pixels} is above the image processor's most, {most}")
             self._bounds["size"] = {"shortest_edge": least, "longest_edge": max_pixels}
 
     def picture(self, image: Image) -> Picture:
