@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from test_groups import PROMPT, begun, part
 from test_run_folder import job, used
@@ -28,6 +29,7 @@ from rljob_worker.flow import GroupPool
 from rljob_worker.flow.pool import still_good
 from rljob_worker.records.audit import audit_prompts, changes_of
 from rljob_worker.records.run_files import require_run_folder
+from rljob_worker.types import Picture
 
 ROWS = 40
 
@@ -177,6 +179,16 @@ def test_groups_of_rows_that_are_others_do_not_go_on() -> None:
     assert renewed.requests()[0][1].prompt_token_ids == (5, 6, 7)
     assert still_good(grown, waiting, whole=True) == ()
     assert still_good(grown[:1], waiting, whole=True) == (grown[0],)
+
+
+def test_a_group_of_a_row_with_another_picture_does_not_go_on() -> None:
+    seen = replace(PROMPT, pictures=(Picture(np.zeros((4, 12), np.uint8), (1, 2, 2), "a", (2, 2), b""),))
+    grown = [begun(3).extended({0: part([7])}, 4)]
+    assert still_good(grown, {3: seen}, whole=False) == tuple(grown)
+    # Of another picture of that size the tokens are the same.
+    (renewed,) = still_good(grown, {3: seen}, (seen.uid,), whole=False)
+    assert renewed.num_sampled == 0
+    assert still_good(grown, {3: PROMPT}, (seen.uid,), whole=False) == tuple(grown)
 
 
 @pytest.mark.parametrize(

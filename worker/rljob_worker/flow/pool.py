@@ -15,7 +15,7 @@ once it has them. A step takes ready groups out; what it leaves is the next step
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -263,7 +263,7 @@ class GroupPool(OpenGroups):
             self._skip(left_out)
             for ordinal in left_out:
                 del self._prompts[ordinal]
-            good = still_good(groups, self._prompts, whole=whole)
+            good = still_good(groups, self._prompts, self._data.mended, whole=whole)
             self._groups = {one.ordinal: replace(one, prompt_uid=self._prompts[one.ordinal].uid) for one in good}
             self._results = {}
             self._waiting = self._prompts.keys() - self._groups.keys()
@@ -279,12 +279,16 @@ class GroupPool(OpenGroups):
         return self._data.state() | {"ledger": self._frontier.state() | {"prompts": prompts}}
 
 
-def still_good(carried: Sequence[Group], prompts: Mapping[int, Prompt], *, whole: bool) -> tuple[Group, ...]:
-    """Groups that were carried over, without those whose prompt is left out by now; one with other tokens begins anew.
+def still_good(
+    carried: Sequence[Group], prompts: Mapping[int, Prompt], mended: Collection[str] = (), *, whole: bool
+) -> tuple[Group, ...]:
+    """Groups that were carried over, without those whose prompt is left out by now; one with other tokens begins anew,
+    and one of a mended row with pictures, of which tokens tell sizes alone.
 
     Args:
         carried: as a checkpoint has them.
         prompts: the open ones, by number.
+        mended: rows that have another content by now.
         whole: they are one batch, which is sampled anew where a group of it is no good any more.
     """
     good: list[Group] = []
@@ -292,6 +296,7 @@ def still_good(carried: Sequence[Group], prompts: Mapping[int, Prompt], *, whole
         prompt = prompts.get(one.ordinal)
         # With an environment the prompt was made of what that said: whether it still does is seen when it goes on.
         same = prompt is None or prompt.environment is not None or one.prompt_tokens == prompt.token_ids
+        same = same and not (prompt is not None and prompt.pictures and prompt.uid in mended)
         if prompt is not None and not same:
             begun = Group.begun(one.ordinal, prompt, len(one.episodes), one.seed, one.admitted_version)
             one = replace(begun, deferred_at=one.deferred_at)
