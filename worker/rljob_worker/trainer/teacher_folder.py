@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api import RLJobSpec, derived
+from rljob_api import RLJobSpec
 from rljob_api.spec import Divergence, Hub, TeacherSpec
 from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer
@@ -42,8 +42,6 @@ def teacher_folder(
     distill = spec.algorithm.distill
     if distill is None:
         return None
-    if any(source.image_key is not None for _, source in derived.data_sources(spec)):
-        raise UserError(f"{_FIELD}: a teacher sees no pictures, which data.imageKey gives the policy; leave one out")
     folder = _folder_of(distill.teacher, spec.model.hub)
     check_json_files(folder)
     try:
