@@ -57,6 +57,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*DISTILL, "rollout.topK=20"], ["spec.rollout.topK"]),
     ([*DISTILL, "rollout.minP=0.1"], ["spec.rollout.minP"]),
     ([*DISTILL, "critic={warmupSteps: 1}"], ["spec.critic"]),
+    ([*DISTILL, "rollout.oversampling.filter=ZeroVariance"], ["spec.rollout.oversampling.filter"]),
     (
         [*DISTILL, "algorithm.distill.rewardWeight=1", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
         ["spec.rollout.samplesPerPrompt"],

@@ -79,5 +79,19 @@ DISTILL = (
         cel="!has(self.algorithm) || !has(self.algorithm.distill) || self.algorithm.distill.rewardWeight == 0.0"
         " || self.rollout.samplesPerPrompt > 1",
     ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.oversampling.filter",
+        wrong="leaves groups out by rewards, from which nothing is learned with distill.rewardWeight 0",
+        allowed="a distill.rewardWeight above 0, or oversampling without filter",
+        check=lambda spec: (
+            spec.algorithm.distill is None
+            or spec.algorithm.distill.reward_weight > 0
+            or spec.rollout.oversampling is None
+            or spec.rollout.oversampling.filter is None
+        ),
+        cel="!has(self.algorithm) || !has(self.algorithm.distill) || self.algorithm.distill.rewardWeight > 0.0"
+        " || !has(self.rollout.oversampling) || !has(self.rollout.oversampling.filter)",
+    ),
     *(_of_all_tokens(field, *known) for field, known in _ALL_TOKENS.items()),
 )

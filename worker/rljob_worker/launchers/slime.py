@@ -81,7 +81,7 @@ RULES: dict[str, Rule] = {
     "--input-key": to("data.promptKey", text),
     "--label-key": to("data.labelKey", text),
     "--metadata-key": nowhere(_DATA_ROW),
-    "--multimodal-keys": nowhere("text only"),
+    "--multimodal-keys": nowhere("data.imageKey, where rows have pictures; no videos"),
     "--tool-key": nowhere("no tools yet"),
     "--apply-chat-template": to("data.applyChatTemplate", switch),
     "--apply-chat-template-kwargs": to("data.chat.templateArgs", lambda value: _mapping(value)),
