@@ -165,7 +165,9 @@ class Made:
     def __init__(self, spec: RLJobSpec, tokenizer: Any) -> None:
         self.pool = GroupPool(PromptSource(spec, tokenizer))
         self.progress = Progress()
-        inputs: Any = SimpleNamespace(tokenizer=tokenizer, evaluation_prompts=[], worlds={}, group_filter=None)
+        inputs: Any = SimpleNamespace(
+            tokenizer=tokenizer, evaluation_prompts=[], worlds={}, group_filter=None, pictures=None
+        )
         nothing: Any = None
         self.rollouts = Rollouts(
             spec, policy_of(spec), EngineGroup(), nothing, self.pool, inputs, self.progress, threading.Event()

@@ -77,9 +77,12 @@ def play(engine: RemoteEngine, hosts: EnvironmentHosts) -> list[Group]:
         Prompt(f"s/{seed}", "s", "", (), None, RewardSpec(name="match"), environment=PLACE, seed=seed)
         for seed in range(6)
     ]
-    growth.begin(groups, [Beginning(place, prompt, 1000 * place) for place, prompt in enumerate(prompts)], 4, 0)
+    beginnings = [Beginning(place, prompt, 1000 * place) for place, prompt in enumerate(prompts)]
+    # Tests that share the engine may have handed weights over.
+    version = engine.call("weight_version")
+    growth.begin(groups, beginnings, 4, version)
     occupancy: Any = None
-    growth.grow(groups, Assignment([range(6)]), SAMPLING, 0, occupancy)
+    growth.grow(groups, Assignment([range(6)]), SAMPLING, version, occupancy)
     return groups.groups
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import PICTURE_MODELS, read_hf_config
 from rljob_worker.models.json_files import read_json_object
 from rljob_worker.types import BatchPictures, IntArray, Picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGE_TOKEN = "<|image_pad|>"
 MARK = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
@@ -90,6 +91,9 @@ class PictureFacts:
 
     def pixel_values(self, patches: Tensor) -> Tensor:
         """Normalise patches [p, D] uint8 to [p, D] float32; the engine and the trainer both do it here."""
+        # Commands that only look at manifests have the names above, and do not wait for torch.
+        import torch
+
         mean = torch.tensor(self.mean, dtype=torch.float32, device=patches.device)[None, :, None]
         std = torch.tensor(self.std, dtype=torch.float32, device=patches.device)[None, :, None]
         channels = patches.float().view(len(patches), len(self.mean), -1)
