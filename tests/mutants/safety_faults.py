@@ -129,7 +129,7 @@ SAFETY_FAULTS = (
     Fault(
         "a reward's message is unpickled by the driver",
         "worker/rljob_worker/confined/process.py",
-        "message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))",
+        "message = json.loads(self._whole_message())",
         "message = self.connection.recv()",
         f"{BOUNDS}::test_a_process_that_lies_to_the_driver_is_ended",
     ),

@@ -20,7 +20,7 @@ from rljob_worker.data.sources import data_sources, evaluation_sources, load_sou
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
 from rljob_worker.models.facts import PICTURE_MODELS
-from rljob_worker.models.hf_io import PICTURE_FILES
+from rljob_worker.models.facts import PICTURE_FILES
 from rljob_worker.models.pictures import MARK, PICTURE_TOKENS
 from rljob_worker.models.random_pictures import save_processor
 from rljob_worker.types import Generation

@@ -13,6 +13,8 @@ from rljob_worker.models.json_files import read_json_object
 
 PICTURE_MODELS = ("qwen2_5_vl", "qwen3_vl")
 """Model types that FSDP trains with pictures: their towers, positions and placeholders are known."""
+PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Files that say how pictures become a model's input, where it takes any."""
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that families give the number of a layer's routed experts."""
 

@@ -17,6 +17,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.checkpoint_views import DERIVED
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import PICTURE_FILES
 from rljob_worker.models.manifest import CheckpointTensors
 from rljob_worker.models.served import architecture_of
 from rljob_worker.models.trained import checkpoint_tensors
@@ -35,8 +36,6 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
-PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-"""Files that say how pictures become a model's input, where it takes any."""
 _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
