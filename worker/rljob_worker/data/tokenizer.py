@@ -19,8 +19,7 @@ from rljob_worker.data.prompts import parsed_prompt
 from rljob_worker.data.sources import data_sources, evaluation_sources, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
-from rljob_worker.models.facts import PICTURE_MODELS
-from rljob_worker.models.facts import PICTURE_FILES
+from rljob_worker.models.facts import PICTURE_FILES, PICTURE_MODELS
 from rljob_worker.models.pictures import MARK, PICTURE_TOKENS
 from rljob_worker.models.random_pictures import save_processor
 from rljob_worker.types import Generation
