@@ -38,6 +38,23 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files of a model repository that a model beside the policy is read from."""
+
+
+def folder_beside(path: str, hub: Hub, field: str) -> Path:
+    """Local folder of a model beside the policy (a critic's start, a teacher), which a path or a hub id names.
+
+    Raises UserError, naming the manifest's `field` with the path, and JobError as `snapshot` does.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local
+    if path.startswith(("/", "~", ".")):
+        raise UserError(f"{field}: {path}: there is no such folder")
+    return snapshot(path, hub, field, patterns=MODEL_FILES)
+
+
 def snapshot(
     name: str, hub: Hub, field: str, *, revision: str | None = None, patterns: Sequence[str] | None = None
 ) -> Path:

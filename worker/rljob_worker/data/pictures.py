@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ import xxhash
 from rljob_api.spec import DataSource
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
-from rljob_worker.models.pictures import IMAGE_TOKEN, PictureFacts, check_sides, processor_settings
+from rljob_worker.models.pictures import IMAGE_TOKEN, PictureFacts, check_sides, processor_settings, tokens_of
 from rljob_worker.types import IntArray, Picture
 
 if TYPE_CHECKING:
@@ -124,20 +124,18 @@ class RowPictures:
         room, hashes = _DECODED_PIXELS, list[int]()
         for row, content in enumerate(self._loaded.rows):
             seen = xxhash.xxh3_64()
-            if row in left_out:
-                with suppress(UserError):
-                    for one in self._found(row, content):
-                        seen.update(xxhash.xxh3_64_digest(self._checked(row, one.read)))
-                hashes.append(seen.intdigest())
-                continue
-            for one in self._found(row, content):
-                file = self._checked(row, one.read)
-                seen.update(xxhash.xxh3_64_digest(file))
-                here = _Found(file, one.name)
-                width, height = self._checked(row, here.opened).size
-                room -= width * height
-                if room >= 0:
-                    self._checked(row, here.decoded)
+            # Those of a row that is left out may be what is wrong with it.
+            with suppress(UserError) if row in left_out else nullcontext():
+                for one in self._found(row, content):
+                    file = self._checked(row, one.read)
+                    seen.update(xxhash.xxh3_64_digest(file))
+                    if row in left_out:
+                        continue
+                    here = _Found(file, one.name)
+                    width, height = self._checked(row, here.opened).size
+                    room -= width * height
+                    if room >= 0:
+                        self._checked(row, here.decoded)
             hashes.append(seen.intdigest())
         return _with_hashes(self._loaded, np.array(hashes, dtype=np.uint64).view(np.int64))
 
@@ -275,8 +273,7 @@ class PictureProcessor:
         for token in ids:
             count = 1
             if token == self._image_token:
-                frames, rows, columns = next(following).grid
-                count = frames * rows * columns // self._merge**2
+                count = tokens_of(next(following).grid, self._merge)
             out += [token] * count
         return out
 

@@ -22,7 +22,7 @@ from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.arguments import longest_prompt, max_model_length, room_for_prompts
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.config import ModelConfig, check_model_sizes
 from rljob_worker.models.facts import PICTURE_MODELS, ModelFacts, read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
@@ -81,13 +81,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     training = spec.training
     model = trained_model(training.backend, model_folder)
     if isinstance(model, ModelConfig):
-        check_parallel(
-            model,
-            training.tensor_parallel,
-            training.pipeline_parallel,
-            training.expert_parallel,
-            training.context_parallel,
-        )
+        check_model_sizes(model, training)
     size = checkpoint_bytes(model, training.precision, training.lora)
     if spec.rollout.router_replay and not any(model.moe_layers):
         raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")

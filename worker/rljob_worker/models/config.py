@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.spec import TrainingSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import HfConfig, ModelFacts, facts_of, hf_config, hf_source, language_config
 
@@ -64,6 +65,17 @@ class ModelConfig(ModelFacts):
     def untrained(self) -> tuple[str, ...]:
         """Prefixes of the names of tensors that a checkpoint has beside: vision tower, multi-token prediction."""
         return ("model.visual.", "mtp.") if self.language_half else ()
+
+
+def check_model_sizes(cfg: ModelConfig, training: TrainingSpec) -> None:
+    """`check_parallel` with the sizes of a job."""
+    check_parallel(
+        cfg,
+        training.tensor_parallel,
+        training.pipeline_parallel,
+        training.expert_parallel,
+        training.context_parallel,
+    )
 
 
 def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, cp: int = 1) -> None:

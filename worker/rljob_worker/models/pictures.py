@@ -29,6 +29,12 @@ _MAX_SIDES = 200
 """Bound of the longer side over the shorter: the image processors refuse more."""
 
 
+def tokens_of(grid: Sequence[int], merge: int) -> int:
+    """Tokens of a picture of so many patches (frames, rows, columns), of which `merge` of a side become one."""
+    frames, rows, columns = grid
+    return frames * rows * columns // merge**2
+
+
 @dataclass(frozen=True, slots=True)
 class PictureFacts:
     """Facts about pictures in a checkpoint's files.
@@ -86,8 +92,7 @@ class PictureFacts:
 
     def tokens(self, grid: Sequence[int]) -> int:
         """That a picture of so many patches (frames, rows, columns) becomes."""
-        frames, rows, columns = grid
-        return frames * rows * columns // self.merge**2
+        return tokens_of(grid, self.merge)
 
     def pixel_values(self, patches: Tensor) -> Tensor:
         """Normalise patches [p, D] uint8 to [p, D] float32; the engine and the trainer both do it here."""

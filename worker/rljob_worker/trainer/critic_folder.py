@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec import CriticModelSpec, Hub
-from rljob_worker.data.hub import snapshot
+from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import ModelFacts
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIELD = "spec.critic.model"
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _STATE_BYTES = 12
 """Bytes of a parameter in a checkpoint: fp32, and Adam's two moments."""
 
@@ -40,7 +38,7 @@ def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: 
     critic = derived.critic(spec)
     if critic is None or critic.model is None:
         return None
-    folder = _folder_of(critic.model, spec.model.hub)
+    folder = folder_beside(critic.model.path, spec.model.hub, f"{_FIELD}.path")
     check_json_files(folder)
     with waiting_for(f"the weights in {folder} to be looked at"):
         build_value_model(folder)
@@ -72,12 +70,3 @@ def critic_bytes(folder: Path) -> int:
     """Bytes of a checkpoint of the critic that starts from a folder."""
     shapes = [view.shape for view in build_value_model(folder).views]
     return _STATE_BYTES * sum(math.prod(shape) for shape in shapes)
-
-
-def _folder_of(model: CriticModelSpec, hub: Hub) -> Path:
-    local = Path(model.path).expanduser()
-    if local.is_dir():
-        return local
-    if model.path.startswith(("/", "~", ".")):
-        raise UserError(f"{_FIELD}.path: {model.path}: there is no such folder")
-    return snapshot(model.path, hub, _FIELD, revision=None, patterns=_FILES)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec
-from rljob_api.spec import Divergence, Hub, TeacherSpec
-from rljob_worker.data.hub import snapshot
+from rljob_api.spec import Divergence
+from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.config import ModelConfig, check_model_sizes
 from rljob_worker.models.hf_check import check_hf_weights
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.trained import TrainedModel, trained_model
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _FIELD = "spec.algorithm.distill"
 _PATH = f"{_FIELD}.teacher.path"
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def teacher_folder(
@@ -42,14 +41,12 @@ def teacher_folder(
     distill = spec.algorithm.distill
     if distill is None:
         return None
-    folder = _folder_of(distill.teacher, spec.model.hub)
+    folder = folder_beside(distill.teacher.path, spec.model.hub, _PATH)
     check_json_files(folder)
     try:
         model = trained_model(spec.training.backend, folder)
         if isinstance(model, ModelConfig):
-            training = spec.training
-            sizes = training.tensor_parallel, training.pipeline_parallel, training.expert_parallel
-            check_parallel(model, *sizes, training.context_parallel)
+            check_model_sizes(model, spec.training)
         with waiting_for(f"the weights in {folder} to be looked at"):
             check_hf_weights(folder, model)
         others = load_tokenizer(folder)
@@ -84,12 +81,3 @@ def _check_ids(ours: PreTrainedTokenizerBase, others: PreTrainedTokenizerBase, c
             f"{first} among them: {of_ours.get(first)!r} for the policy, {of_theirs.get(first)!r} for the teacher; a "
             "teacher scores the policy's ids, so that it must be of one family with it"
         )
-
-
-def _folder_of(teacher: TeacherSpec, hub: Hub) -> Path:
-    local = Path(teacher.path).expanduser()
-    if local.is_dir():
-        return local
-    if teacher.path.startswith(("/", "~", ".")):
-        raise UserError(f"{_PATH}: {teacher.path}: there is no such folder")
-    return snapshot(teacher.path, hub, _PATH, revision=None, patterns=_FILES)
