@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from support.named_tests import NAMED, ROOT, missing
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def attacks(page: str) -> list[str]:
@@ -18,17 +16,12 @@ def attacks(page: str) -> list[str]:
     return [row for table in tables for row in table.splitlines()]
 
 
-def problem(row: str, root: Path = ROOT) -> str | None:
+def problem(row: str) -> str | None:
     """Problem of a row's last cell."""
     named = NAMED.fullmatch(row.rstrip("| ").rpartition("| ")[2])
     if named is None:
         return "names no test as path::test"
-    file, test = named.groups()
-    if not (root / file).is_file():
-        return f"{file}: there is no such file"
-    if not re.search(rf"^(async )?def {test}\(", (root / file).read_text(encoding="utf-8"), re.MULTILINE):
-        return f"{file} has no {test}"
-    return None
+    return missing(*named.groups())
 
 
 def test_there_are_many() -> None:

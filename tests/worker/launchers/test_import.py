@@ -27,7 +27,7 @@ CASES = {
 }
 MISSING = {
     "roll.yaml": ["spec.reward.parts[0]"],
-    "trl.py": ["spec.reward", "spec.data"],
+    "trl.py": ["spec.reward"],
     "verl.sh": ["spec.steps"],
 }
 """Values that are not in the file, and that no default gives: rows x epochs, a function within the training script."""
@@ -84,6 +84,99 @@ def test_adapters_are_taken_over(framework: str, settings: dict[str, object], lo
     assert (made.get("training.backend") == "FSDP") == (lora is not None)
     lines = {line.setting.split(" ")[0]: line for line in made.lines}
     assert all(lines[name].field or lines[name].why for name in settings)
+
+
+PARTIAL = "--colocate --rollout-batch-size 32 --partial-rollout"
+
+
+@pytest.mark.parametrize(
+    ("flags", "rollout"),
+    [
+        (PARTIAL, {"partial": {}}),
+        (f"{PARTIAL} --over-sampling-batch-size 48", {"partial": {"factor": 1.5}}),
+        (f"{PARTIAL} --over-sampling-batch-size 128", {"partial": {"factor": 4.0}, "staleness": {"max": 3}}),
+        (f"{PARTIAL} --over-sampling-batch-size 64 --dynamic-sampling-filter-path a.check_reward_nonzero_std",
+         {"partial": {"factor": 2.0}, "oversampling": {"filter": "ZeroVariance"}}),
+        ("--rollout-batch-size 32 --partial-rollout --actor-num-gpus-per-node 1 --rollout-num-gpus 1", {}),
+    ],
+)  # fmt: skip
+def test_partial_rollout_is_taken_over_as_a_job_can_have_it(
+    flags: str, rollout: dict[str, object], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    needed = "--hf-checkpoint /m --prompt-data /d.jsonl --num-rollout 3 --rm-type math --rollout-max-response-len 8"
+    script.write_text(f"python3 train.py {needed} --n-samples-per-prompt 2 {flags}")
+    found = frameworks.import_file("slime", script, variables={}, profile="cuda", devices=None)
+    assert problems_of(found) == []
+    spec = found.manifest["spec"]
+    assert isinstance(spec, dict)
+    assert {
+        key: spec["rollout"][key] for key in ("partial", "staleness", "oversampling") if key in spec["rollout"]
+    } == rollout
+    assert ("tis" in spec["algorithm"]) == ("--colocate" in flags and not rollout)
+
+
+@pytest.mark.parametrize(
+    ("script", "data"),
+    [
+        ('load_dataset("a/b", split="test")', {"path": "a/b", "split": "test", "labelKey": None}),
+        ('load_dataset("a/b", "main")["train"]',
+         {"path": "a/b", "subset": "main", "split": "train", "labelKey": None}),
+        ('load_dataset("json", data_files="rows.jsonl", split="train")', {"path": "rows.jsonl", "labelKey": None}),
+        ('load_dataset("a/b", split="train").map(f)', {"labelKey": None}),
+        ('load_dataset(NAME, split="train")', {"labelKey": None}),
+        ('load_dataset("a/b", data_dir="c")', {"labelKey": None}),
+    ],
+)  # fmt: skip
+def test_the_data_of_a_script_of_trl(script: str, data: dict[str, object]) -> None:
+    text = f"rows = {script}\nGRPOTrainer(model='m', train_dataset=rows, reward_funcs=f, args=GRPOConfig(max_steps=3))"
+    made = Draft()
+    trl.apply_settings(made, list(trl.settings_of_script(text)), None)
+    assert made.spec["data"] == data | {"applyChatTemplate": True}
+    assert [line.setting for line in made.lines if not line.field and line.setting.startswith("train_dataset")] == (
+        [] if "path" in data else ["train_dataset rows"]
+    )
+
+
+def test_parallel_sizes_clips_and_rewards_of_roll() -> None:
+    strategy = "actor_train.strategy_args.strategy_config."
+    given: dict[str, object] = {
+        "adv_estimator": "grpo", "pg_clip": 0.1, "dual_clip_loss": True, "reward_clip": 5, "norm_mean_type": "batch",
+        "norm_std_type": "group", "use_kl_loss": True, "kl_loss_coef": 0.01, "track_with": "wandb",
+        "tracker_kwargs.project": "math", "tracker_kwargs.api_key": "hidden", "pg_clip_high": 0.3,
+        f"{strategy}tensor_model_parallel_size": 2, f"{strategy}pipeline_model_parallel_size": 4,
+        f"{strategy}expert_model_parallel_size": 8, f"{strategy}context_parallel_size": 2,
+        f"{strategy}recompute_granularity": "selective", "add_token_level_kl": False,
+        "actor_train.strategy_args.strategy_name": "megatron_train",
+    }  # fmt: skip
+    made = Draft()
+    roll.apply_settings(made, [Setting(name, value) for name, value in given.items()])
+    assert made.spec["algorithm"] == {
+        "name": "grpo", "rewards": {"clip": 5, "center": "Batch", "scale": "Group"}, "clipLow": 0.1, "clipHigh": 0.1,
+        "dualClip": 1.2, "kl": {"estimator": "k3", "coefficient": 0.01},
+    }  # fmt: skip
+    assert made.spec["training"] == {
+        "tensorParallel": 2, "pipelineParallel": 4, "expertParallel": 8, "contextParallel": 2,
+        "recompute": "Selective",
+    }  # fmt: skip
+    assert made.get("records.trackers") == [{"name": "wandb", "project": "math"}]
+    assert all(line.field or line.why for line in made.lines)
+    assert "hidden" not in str(made)
+    named = {line.setting.split(" ")[0] for line in made.lines}
+    assert given.keys() - named == set()
+    again = Draft()
+    roll.apply_settings(
+        again, [Setting("use_pg_clip_range", True), Setting("pg_clip_high", 0.3), Setting("pg_clip", 0.1)]
+    )
+    assert again.spec["algorithm"] == {"clipHigh": 0.3}
+
+
+def test_a_profile_that_the_file_names_is_not_assumed(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    for device, notes in (("trainer.device=npu", 0), ("", 1)):
+        script.write_text(f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {device}")
+        found = frameworks.import_file("verl", script, variables={}, profile=None, devices=None)
+        assert sum("is assumed" in note for note in found.notes) == notes
 
 
 def test_the_published_set_up_is_the_example_of_it() -> None:

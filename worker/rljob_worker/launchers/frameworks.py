@@ -55,8 +55,6 @@ def import_file(
     text = _read(path)
     draft, notes = Draft(), list[str]()
     draft.assume("resources.profile", profile or _PROFILES[framework])
-    if profile is None:
-        notes.append(f"resources.profile: {_PROFILES[framework]} is assumed; --profile names another one")
     try:
         if path.suffix in (".yaml", ".yml"):
             _apply_configuration(draft, framework, text, devices)
@@ -70,6 +68,8 @@ def import_file(
         raise UserError(f"{path}: {error}") from None
     if profile is not None:
         draft.assume("resources.profile", profile)
+    elif all(line.field != "resources.profile" for line in draft.lines):
+        notes.insert(0, f"resources.profile: {_PROFILES[framework]} is assumed; --profile names another one")
     if str(draft.get("model.path")).startswith(("/", "./", "../", "~")) and isinstance(
         model := draft.spec["model"], dict
     ):

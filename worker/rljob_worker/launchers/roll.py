@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rljob_worker.launchers.adapters import put_adapters
 from rljob_worker.launchers.draft import (
+    TRACKERS,
     Draft,
     Rule,
     Setting,
@@ -17,105 +18,14 @@ from rljob_worker.launchers.draft import (
     listed,
     nowhere,
     number,
-    one_of,
-    schedule,
     switch,
     take,
-    text,
-    to,
     whole,
 )
+from rljob_worker.launchers.roll_rules import LORA, RULES, TURNS
 from rljob_worker.launchers.variables import apply_variables
 
-_ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "reinforce": "reinforce"}
 _RANGE = re.compile(r"\s*list\(range\((\d+)\s*,\s*(\d+)\)\)\s*")
-_FOLDERS = "the run folder follows from the job's name"
-_TURNS = "environments with several turns are not built; a prompt has one response"
-_MODEL = "the checkpoint's config.json says it"
-
-_LORA = ("lora_rank", "lora_alpha", "lora_target")
-RULES: dict[str, Rule] = {
-    "exp_name": lambda draft, setting: _name(draft, setting),
-    "seed": to("seed", whole),
-    **dict.fromkeys(("logging_dir", "output_dir"), nowhere(_FOLDERS)),
-    "render_save_dir": nowhere(_TURNS),
-    "checkpoint_config.type": nowhere("a folder"),
-    "checkpoint_config.output_dir": to("checkpoint.path", text),
-    "num_gpus_per_node": later,
-    "max_steps": to("steps", whole),
-    "save_steps": to("checkpoint.everySteps", whole),
-    "logging_steps": nowhere("every step has a record"),
-    "eval_steps": later,
-    "resume_from_checkpoint": nowhere("a restart continues from the newest checkpoint"),
-    "rollout_batch_size": to("rollout.promptsPerStep", whole),
-    "val_batch_size": later,
-    "prompt_length": to("data.maxPromptTokens", whole),
-    "response_length": to("rollout.maxResponseTokens", whole),
-    "sequence_length": nowhere("data.maxPromptTokens and rollout.maxResponseTokens"),
-    "num_return_sequences_in_group": to("rollout.samplesPerPrompt", whole),
-    "advantage_clip": to("algorithm.advantageClip", number),
-    "ppo_epochs": nowhere("always 1"),
-    "adv_estimator": to("algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")),
-    "gamma": to("algorithm.gae.gamma", number),
-    "lambd": to("algorithm.gae.lambda", number),
-    "value_clip": to("critic.valueClip", number),
-    "critic_warmup": to("critic.warmupSteps", whole),
-    "critic.training_args.learning_rate": to("critic.optimizer.lr", number),
-    "init_kl_coef": to("algorithm.kl.coefficient", number),
-    "whiten_advantages": to("algorithm.whitenAdvantages", switch),
-    "entropy_loss_coef": to("algorithm.entropyCoefficient", number),
-    "max_grad_norm": to("training.optimizer.clipGrad", number),
-    "pretrain": to("model.path", text),
-    "reward_pretrain": nowhere("rules need no model"),
-    "actor_train.model_args.disable_gradient_checkpointing": to(
-        "training.recompute", lambda value: "None" if switch(value) else "Full"
-    ),
-    "actor_train.model_args.dtype": to("training.precision", one_of({"bf16": "bf16", "fp32": "fp32"}, "bf16 or fp32")),
-    "actor_train.model_args.attn_implementation": nowhere("there is one way"),
-    "actor_train.model_args.model_type": nowhere(_MODEL),
-    **dict.fromkeys((f"actor_train.model_args.{name}" for name in _LORA), later),
-    **dict.fromkeys((f"actor_infer.model_args.{name}" for name in _LORA), nowhere("the trainer's, merged")),
-    "actor_train.training_args.learning_rate": to("training.optimizer.lr", number),
-    "actor_train.training_args.weight_decay": to("training.optimizer.weightDecay", number),
-    "actor_train.training_args.warmup_steps": to("training.optimizer.warmupSteps", whole),
-    "actor_train.training_args.lr_scheduler_type": to("training.optimizer.schedule", schedule),
-    "actor_train.training_args.per_device_train_batch_size": later,
-    "actor_train.training_args.gradient_accumulation_steps": later,
-    "actor_train.data_args.template": nowhere("the tokenizer's own chat template"),
-    "actor_train.data_args.file_name": later,
-    "actor_train.data_args.dataset_dir": later,
-    "actor_train.data_args.messages": later,
-    "actor_train.data_args.interleave_probs": nowhere("data.sources[].weight"),
-    "actor_train.strategy_args.strategy_name": later,
-    "actor_train.strategy_args.strategy_config": later,
-    "actor_train.device_mapping": later,
-    "actor_train.infer_batch_size": nowhere("by tokens: training.maxTokensPerMicroBatch"),
-    "actor_infer.model_args.dtype": nowhere("the trainer's"),
-    "actor_infer.model_args.disable_gradient_checkpointing": nowhere("engines keep no activations"),
-    "actor_infer.generating_args.max_new_tokens": later,
-    "actor_infer.generating_args.top_p": to("rollout.topP", number),
-    "actor_infer.generating_args.top_k": to("rollout.topK", lambda value: max(0, whole(value))),
-    "actor_infer.generating_args.num_beams": nowhere("sampling has no beams"),
-    "actor_infer.generating_args.temperature": to("rollout.temperature", number),
-    "actor_infer.generating_args.num_return_sequences": later,
-    "actor_infer.data_args.template": nowhere("the tokenizer's own chat template"),
-    "actor_infer.strategy_args.strategy_name": nowhere("always vLLM"),
-    "actor_infer.strategy_args.strategy_config.gpu_memory_utilization": to("rollout.memoryFraction", number),
-    "actor_infer.strategy_args.strategy_config.block_size": nowhere("left to vLLM, which has another one for NPUs"),
-    "actor_infer.strategy_args.strategy_config.load_format": nowhere("weights come from the trainer"),
-    "actor_infer.strategy_args.strategy_config.max_model_len": to("rollout.engineArgs.max_model_len", whole),
-    "actor_infer.strategy_args.strategy_config.tensor_parallel_size": to("rollout.tensorParallel", whole),
-    "actor_infer.device_mapping": later,
-    "actor_infer.infer_batch_size": nowhere("rollout.maxNumSeqs"),
-    "reward_normalization.grouping": nowhere("algorithm.rewards; GRPO's advantages are that already"),
-    "reward_normalization.method": nowhere("algorithm.rewards; GRPO's advantages are that already"),
-}
-
-
-def _name(draft: Draft, setting: Setting) -> None:
-    draft.name = text(setting.value)
-    draft.leave(setting, "metadata.name")
-
 
 _REFERENCE = nowhere("the trainers hold the reference policy")
 _HYDRA = nowhere("the manifest is the configuration")
@@ -145,6 +55,8 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     _place(draft, found)
     _data(draft, found)
     _batch(draft, found)
+    _learn(draft, found)
+    _record(draft, found)
     apply_variables(draft, variables)
 
 
@@ -162,10 +74,12 @@ def _rule(name: str) -> Rule:
         return _REFERENCE
     if name.split(".")[0] in ("defaults", "hydra"):
         return _HYDRA
-    if name.startswith(("rewards.", "actor_train.data_args.domain_interleave_probs.")):
+    if name.startswith(("rewards.", "actor_train.data_args.domain_interleave_probs.", "tracker_kwargs.")):
         return later
+    if name.startswith("validation."):
+        return nowhere("evaluation: name the held-out data first")
     if re.match(r"(train_env_manager|val_env_manager|custom_envs|max_tokens_per_step)\b", name):
-        return nowhere(_TURNS)
+        return nowhere(TURNS)
     return nowhere("unknown to `rljob import roll`")
 
 
@@ -309,7 +223,7 @@ def _batch(draft: Draft, last: Settings) -> None:
             draft.put(steps, "training.globalBatchSize", size, "samples a device x accumulation x devices")
             draft.note(each, "training.globalBatchSize")
     _strategy(draft, last)
-    put_adapters(draft, *(last.get(f"actor_train.model_args.{name}") for name in _LORA))
+    put_adapters(draft, *(last.get(f"actor_train.model_args.{name}") for name in LORA))
     if draft.get("rollout.samplesPerPrompt") is None:
         groups = last.get("train_env_manager.group_size") or last.get(
             "actor_infer.generating_args.num_return_sequences"
@@ -320,3 +234,46 @@ def _batch(draft: Draft, last: Settings) -> None:
     for name in ("eval_steps", "val_batch_size"):
         if setting := last.get(name):
             draft.leave(setting, "evaluation: name the held-out data first")
+
+
+def _learn(draft: Draft, last: Settings) -> None:
+    """The clip of the ratio, `1 + 2 pg_clip` as the bound of the dual clip, and the KL term, whose estimate is k3."""
+    clip, ranged, dual = (last.get(name) for name in ("pg_clip", "use_pg_clip_range", "dual_clip_loss"))
+    apart = ranged is not None and not ranged.unknown and switch(ranged.value)
+    for name, path in (("pg_clip_low", "algorithm.clipLow"), ("pg_clip_high", "algorithm.clipHigh")):
+        take(draft, last.get(name) if apart else clip, path, number)
+        if not apart and (own := last.get(name)):
+            draft.leave(own, "use_pg_clip_range is not true")
+    if ranged:
+        draft.leave(ranged, "algorithm.clipLow and algorithm.clipHigh")
+    if dual and not dual.unknown:
+        if switch(dual.value):
+            draft.put(
+                dual, "algorithm.dualClip", round(1 + 2 * (number(clip.value) if clip else 0.2), 6), "1 + 2 pg_clip"
+            )
+        else:
+            draft.leave(dual, "none, as by default")
+    used, coefficient = last.get("use_kl_loss"), last.get("kl_loss_coef")
+    if used and not used.unknown and switch(used.value):
+        draft.note(used, "algorithm.kl.coefficient")
+        draft.assume("algorithm.kl.estimator", "k3")
+        take(draft, coefficient, "algorithm.kl.coefficient", number)
+    else:
+        for setting in [one for one in (used, coefficient) if one]:
+            draft.leave(setting, "use_kl_loss is not true")
+
+
+def _record(draft: Draft, last: Settings) -> None:
+    tracker = last.get("track_with")
+    project = last.get("tracker_kwargs.project")
+    if tracker and not tracker.unknown and str(tracker.value) in TRACKERS:
+        found = {"name": str(tracker.value)}
+        if project and not project.unknown:
+            found["project"] = str(project.value)
+            draft.note(project, "records.trackers[].project")
+        draft.put(tracker, "records.trackers", [found])
+    elif tracker:
+        draft.leave(tracker, "TensorBoard is always there")
+    for name, setting in last.items():
+        if name.startswith("tracker_kwargs") and setting not in (project,):
+            draft.leave(Setting(name, "(its value is left out)"), "records.trackers; keys: environment.secrets")

@@ -6,7 +6,7 @@ A script is read as a syntax tree and never imported. The names are those of TRL
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_worker.errors import UserError
 from rljob_worker.launchers.adapters import put_adapters
@@ -37,6 +37,8 @@ _REWARDS = {"accuracy_reward": "math"}
 _MICRO = "by tokens: training.maxTokensPerMicroBatch"
 _VLLM = "always vLLM, started by the job"
 
+_STEPS = 4
+"""Names and subscripts that are followed from a trainer to the data that it is given."""
 _LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("model", "model_name_or_path"), to("model.path", text)),
@@ -143,10 +145,12 @@ def settings_of_script(source: str) -> Iterator[Setting]:
     ]
     if not calls:
         raise UserError("makes neither a GRPOConfig nor a GRPOTrainer")
-    constants = _constants(tree)
+    constants, assigned = _constants(tree), _assigned(tree)
     for call in calls:
         for keyword in call.keywords:
-            if keyword.arg not in (None, "args", "processing_class", "callbacks"):
+            if keyword.arg == "train_dataset" and (named := _loaded(keyword.value, assigned)):
+                yield from named
+            elif keyword.arg not in (None, "args", "processing_class", "callbacks"):
                 yield _keyword(str(keyword.arg), keyword.value, constants)
 
 
@@ -155,6 +159,44 @@ def _called(node: ast.Call) -> str:
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
     )
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """The last expression that each name of the module is assigned."""
+    return {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def _loaded(value: ast.expr, assigned: Mapping[str, ast.expr]) -> list[Setting]:
+    """The names in `load_dataset(NAME, CONFIG, split=SPLIT)`, as flags of `trl grpo`; nothing for anything else."""
+    split: list[Setting] = []
+    for _ in range(_STEPS):
+        if isinstance(value, ast.Name) and value.id in assigned:
+            value = assigned[value.id]
+        elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant) and not split:
+            split = [Setting("dataset_train_split", str(value.slice.value))]
+            value = value.value
+    if not isinstance(value, ast.Call) or _called(value) != "load_dataset":
+        return []
+    try:
+        given = [ast.literal_eval(argument) for argument in value.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in value.keywords}
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return []
+    named |= dict(zip(("path", "name"), given, strict=False))
+    if len(given) > 2 or not named.keys() <= {"path", "name", "split", "data_files"}:
+        return []
+    if named.get("path") in ("json", "parquet"):
+        # A file has one split.
+        named, split = {"path": named.get("data_files")}, []
+    elif "data_files" in named:
+        return []
+    places = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
+    found = [Setting(places[key], said) for key, said in named.items() if key in places]
+    return [*found, *split] if all(isinstance(one.value, str) for one in found) and "path" in named else []
 
 
 def _constants(tree: ast.Module) -> dict[str, object]:
@@ -266,7 +308,10 @@ def _data(draft: Draft, last: Settings) -> None:
     named = [str(name).strip().strip("'\"") for name in names]
     if len(named) == 1 and named[0].rsplit(".", 1)[-1] in _REWARDS:
         draft.put(setting, "reward.name", _REWARDS[named[0].rsplit(".", 1)[-1]])
+        draft.default(data__labelKey="solution")
     else:
+        # Functions get all columns.
+        draft.assume("data.labelKey", None)
         draft.leave(setting, "reward: {python: FILE.py:FUNCTION, signature: TRL}, in a file of its own")
 
 

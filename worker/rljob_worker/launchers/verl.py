@@ -89,7 +89,7 @@ RULES: dict[str, Rule] = {
         "training.recompute", one_of({"full": "Full", "selective": "Selective"}, "full or selective")
     ),
     "actor_rollout_ref.model.custom_chat_template": nowhere("data.chat.templateFile"),
-    **dict.fromkeys((f"{_R}.multi_turn", f"{_R}.agent"), nowhere("one response to a prompt: no tools")),
+    **dict.fromkeys((f"{_R}.multi_turn", f"{_R}.agent"), nowhere("episodes: docs/agents.md")),
     f"{_R}.over_sample_rate": nowhere("rollout.oversampling, with a filter"),
     f"{_A}.strategy": to("training.backend", one_of(_BACKENDS, "fsdp, fsdp2 or megatron")),
     f"{_A}.ppo_mini_batch_size": later,
@@ -155,7 +155,7 @@ RULES: dict[str, Rule] = {
     f"{_R}.val_kwargs.top_p": to("evaluation.topP", number),
     f"{_R}.val_kwargs.do_sample": nowhere("evaluation.temperature 0 is greedy"),
     f"{_R}.multi_turn.enable": lambda draft, setting: draft.leave(
-        setting, "one response to a prompt" if not switch(setting.value) else "no tools, no environments"
+        setting, "one response to a prompt" if not switch(setting.value) else "episodes: docs/agents.md"
     ),
     "algorithm.adv_estimator": to(
         "algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")
