@@ -11,6 +11,7 @@ class Isolation(StrEnum):
     """Isolation of a program from the rest of the machine."""
 
     PROCESS = "Process"
+    NAMESPACE = "Namespace"
 
 
 class SandboxSpec(ApiModel):
@@ -18,10 +19,10 @@ class SandboxSpec(ApiModel):
 
     isolation: Isolation = Isolation.PROCESS
     """`Process`: one process without others, sockets, and files but its own folder's, by Landlock, system call filters
-    and resource limits."""
+    and resource limits. `Namespace`: in namespaces of its own by bubblewrap too; refused where pods get none."""
     require_files: bool = True
-    """Refuse to start where the kernel cannot keep a program from files of the same user (no Landlock: before Linux
-    5.13)."""
+    """`Process`: refuse to start where the kernel cannot keep a program from files of the same user (no Landlock:
+    before Linux 5.13)."""
     memory: Quantity = "512Mi"
     """Memory that a program may use, beside what the reward's processes may."""
     seconds: PositiveFloat = 6.0

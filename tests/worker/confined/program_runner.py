@@ -1,4 +1,7 @@
-"""Runs `program_attacks.py` in a sandbox, as a scoring process does: `python program_runner.py PID FOLDER`."""
+"""Runs `program_attacks.py` in a sandbox, as a scoring process does.
+
+`python program_runner.py PID FOLDER [namespaces]`
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from pathlib import Path
 
 sys.path.insert(0, f"{sys.argv[2]}/root")
 
+from rljob_worker.confined.inside import connection_beside
 from rljob_worker.sandbox.limits import Limits
 from rljob_worker.sandbox.runs import Sandbox
 
-with Sandbox() as sandbox:
+requests = connection_beside() if "namespaces" in sys.argv else None
+with Sandbox(requests=requests) as sandbox:
     source = Path(__file__).with_name("program_attacks.py").read_text()
     run = sandbox.begin({"kind": "calls", "source": source}, Limits(2**28, 60))
     assert run.until(lambda: bool(run.lines), time.monotonic() + 60), run.printed_errors

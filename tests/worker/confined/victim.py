@@ -8,6 +8,7 @@ a process.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,17 @@ def main() -> int:
             capabilities.drop()
             system_calls.refuse()
         os.execve(interpreter, [interpreter, "-I", "-S", *sys.argv], {"PATH": os.defpath, "SECRET_TOKEN": "SECRET"})
+    if "namespaces" in command:
+        # Without `site`, it is that of the interpreter alone.
+        sys.prefix = str(Path(sys.executable).parents[1])
+        from rljob_worker.sandbox.server import beside
+
+        server = beside(tests=False)
+        start = "main(sys.argv[2:])"
+        assert sum(start in word for word in server.command) == 1
+        older = f"from rljob_worker.confined import landlock as l; abi = l.abi(); l.abi = lambda: min(abi, {abi}); "
+        words = [word.replace(start, older + start) for word in server.command]
+        bounds = json.dumps(json.loads(bounds) | {"beside": server._replace(command=words)})
     program = "import sys; sys.path.insert(0, sys.argv[1]); from rljob_worker.confined import keeper, landlock; "
     program += f"abi = landlock.abi(); landlock.abi = lambda: min(abi, {abi}); keeper.run(sys.argv[2:])"
     keeper = [interpreter, "-I", "-S", "-c", program, root, bounds, interpreter, "-I", "-S", command[0]]

@@ -113,6 +113,13 @@ def test_a_kernel_that_cannot_confine_is_a_warning(kernel: Kernel, lines: set[st
     assert {name for name, finding in found.items() if finding.status is Status.WARNING} == found.keys() == lines
 
 
+def test_namespaces_for_programs_are_told_and_no_fault_where_there_are_none() -> None:
+    for reason, said in (("", "isolation Namespace too"), ("no bwrap", "no isolation Namespace: no bwrap")):
+        (found,) = [f for f in examine(node(no_namespaces=reason), WANTED) if f.name == "sandbox of programs"]
+        assert found.status is Status.OK
+        assert said in found.found
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_a_problem_of_its_own_with_a_way_out(fault: str) -> None:
     facts, expected = FAULTS[fault]

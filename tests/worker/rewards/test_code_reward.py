@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,27 +26,33 @@ from reward_cases import make_spec, soon
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import SandboxSpec
+from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.kernel import Kernel
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.code_tests import program_of, same_output, same_value
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.sandbox import namespaces
 from rljob_worker.sandbox.kernel import refuse
 from rljob_worker.types import Generation, Prompt, RewardResult
 
 Score = Callable[..., list[RewardResult]]
 
 
+needs_bubblewrap = pytest.mark.skipif(bool(namespaces.problem()), reason="no bubblewrap, or no user namespaces")
+TIERS = [Isolation.PROCESS, pytest.param(Isolation.NAMESPACE, marks=needs_bubblewrap)]
+
+
 @pytest.fixture(scope="module")
 def score(tokenizer: PreTrainedTokenizerBase) -> Iterator[Score]:
-    """Scores (response, tests) pairs by a kind of the reward, all kinds by one runner each."""
+    """Scores (response, tests) pairs by a kind of the reward and a tier, each by one runner."""
     runners: dict[str, tuple[RewardRunner, Any]] = {}
 
-    def do(pairs: list[tuple[str, Any]], **args: Any) -> list[RewardResult]:
-        key = repr(args)
+    def do(pairs: list[tuple[str, Any]], isolation: Isolation = Isolation.PROCESS, **args: Any) -> list[RewardResult]:
+        key = f"{isolation} {args}"
         if key not in runners:
             reward = {"name": "code", "args": {"tests": "tests"} | args, "timeoutSeconds": 60}
-            spec = make_spec(reward).model_copy(update={"sandbox": SandboxSpec(seconds=4)})
+            spec = make_spec(reward).model_copy(update={"sandbox": SandboxSpec(seconds=4, isolation=isolation)})
             runners[key] = RewardRunner(spec, tokenizer, processes=2), spec
         runner, spec = runners[key]
         empty = Generation(np.zeros(0, np.int64), np.zeros(0, np.float32), "stop")
@@ -61,12 +68,14 @@ def score(tokenizer: PreTrainedTokenizerBase) -> Iterator[Score]:
 
 
 @pytest.mark.parametrize("kind", ["Stdin", "Calls", "Pytest"])
-def test_cheats_score_nothing_and_leave_the_sandbox_as_it_was(score: Score, kind: str) -> None:
+@pytest.mark.parametrize("isolation", TIERS)
+def test_cheats_score_nothing_and_leave_the_sandbox_as_it_was(score: Score, isolation: Isolation, kind: str) -> None:
     main = MAIN if kind == "Stdin" else ""
     cheats = {name: text + main for name, text in CHEATS.items() if kind != "Stdin" or name not in PRINTS_RIGHT}
     cheats |= STDIN_ALONE if kind == "Stdin" else {}
     right = fenced(RIGHT + main)
-    results = score([(text, TESTS[kind]) for cheat in cheats.values() for text in (fenced(cheat), right)], kind=kind)
+    pairs = [(text, TESTS[kind]) for cheat in cheats.values() for text in (fenced(cheat), right)]
+    results = score(pairs, isolation, kind=kind)
     assert len(results) == 2 * len(cheats)
     assert [name for name, result in zip(cheats, results[::2]) if result.score != 0] == []
     assert [(name, result) for name, result in zip(cheats, results[1::2]) if result.score != 1] == []
@@ -74,23 +83,28 @@ def test_cheats_score_nothing_and_leave_the_sandbox_as_it_was(score: Score, kind
     assert [result.error for result in results if result.error] == []
 
 
-def test_what_failed_is_counted(score: Score) -> None:
+@pytest.mark.parametrize("isolation", TIERS)
+def test_what_failed_is_counted(score: Score, isolation: Isolation) -> None:
     names = ["past the deadline", "endless output", "almost", "sys.exit", "thread bomb"]
-    parts = [r.parts for r in score([(fenced(CHEATS[name]), TESTS["Calls"]) for name in names], kind="Calls")]
+    pairs = [(fenced(CHEATS[name]), TESTS["Calls"]) for name in names]
+    parts = [result.parts for result in score(pairs, isolation, kind="Calls")]
     assert [next(k for k, v in part.items() if v and k != "cases") for part in parts] == [
         "timed_out", "over_limit", "wrong", "raised", "raised",
     ]  # fmt: skip
-    (result,) = score([("no program", TESTS["Calls"])], kind="Calls")
+    (result,) = score([("no program", TESTS["Calls"])], isolation, kind="Calls")
     assert (result.score, result.parts["no_code"], result.parts["cases"]) == (0, 1, 1)
 
 
 @pytest.mark.parametrize(("kind", "make", "count"), [
     ("Calls", right_calls, 120), ("Stdin", right_stdin, 60), ("Pytest", right_pytest, 20),
 ])  # fmt: skip
-def test_right_programs_score_one(score: Score, kind: str, make: Callable[..., tuple[str, Any]], count: int) -> None:
+@pytest.mark.parametrize("isolation", TIERS)
+def test_right_programs_score_one(
+    score: Score, isolation: Isolation, kind: str, make: Callable[..., tuple[str, Any]], count: int
+) -> None:
     random_ = random.Random(count)
     pairs = [make(number, random_) for number in range(count)]
-    results = score([(fenced(program), tests) for program, tests in pairs], kind=kind)
+    results = score([(fenced(program), tests) for program, tests in pairs], isolation, kind=kind)
     wrong = [(program, result) for (program, _), result in zip(pairs, results) if result.score != 1]
     assert wrong == []
 
@@ -136,6 +150,37 @@ def test_a_sandbox_that_the_kernel_cannot_give_is_refused(kernel: Kernel, spec: 
     else:
         with pytest.raises(UserError, match=said):
             refuse(kernel, spec)
+
+
+def test_namespaces_that_a_machine_does_not_give_are_refused(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = make_spec({"name": "code", "args": {"kind": "Calls", "tests": "tests"}})
+    spec = spec.model_copy(update={"sandbox": SandboxSpec(isolation=Isolation.NAMESPACE)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"isolation: Namespace: .*no bwrap on PATH.*isolation: Process needs neither"):
+        RewardRunner(spec, tokenizer)
+    (bwrap := tmp_path / "bwrap").write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1"
+    )
+    bwrap.chmod(0o755)
+    with pytest.raises(UserError, match=r"isolation: Namespace: .*\(bwrap: No permissions to create new namespace\)"):
+        RewardRunner(spec, tokenizer)
+
+
+@needs_bubblewrap
+def test_a_folder_in_memory_is_bounded_and_each_program_has_its_own(score: Score) -> None:
+    writes = "def square(n):\n    import os\n    found = os.listdir('.')\n    open('left', 'w').write('x')\n"
+    program = (
+        writes + "    return n * n if not found and os.getcwd() == os.path.expanduser('~') == '/rljob-program' else 0\n"
+    )
+    assert [r.score for r in score([(fenced(program), TESTS["Calls"])] * 3, Isolation.NAMESPACE, kind="Calls")] == [
+        1
+    ] * 3
+    full = "def square(n):\n    for i in range({}):\n        open(str(i), 'wb').write(b'x' * {})\n    return n * n\n"
+    pairs = [(fenced(full.format(*sizes)), TESTS["Calls"]) for sizes in [(9, 2**23), (7, 2**23), (1001, 0), (999, 0)]]
+    results = score(pairs, Isolation.NAMESPACE, kind="Calls")
+    assert [(result.score, result.parts["raised"]) for result in results] == [(0, 1), (1, 0), (0, 1), (1, 0)]
 
 
 def test_columns_that_are_not_there_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:

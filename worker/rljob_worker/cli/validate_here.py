@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.safe_text import visible, visible_line
+from rljob_api.spec.sandbox import Isolation
 from rljob_worker.cli.environments import TriedEnvironments
 from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.reward_rows import unused_parts
@@ -15,6 +16,8 @@ from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.rewards.judge import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows, scored_rows
 from rljob_worker.rewards.source_check import check_sources, told_signatures
+from rljob_worker.sandbox import namespaces
+from rljob_worker.sandbox.kernel import no_namespaces
 
 
 def look(job: RLJob, manifest: str) -> list[str]:
@@ -38,7 +41,15 @@ def look(job: RLJob, manifest: str) -> list[str]:
     environments = TriedEnvironments(job.spec)
     shown = _first_prompts(job.spec, environments)
     shown += environments.first_prompts() if _has_tokenizer(job.spec) else []
-    return [*map(visible_line, [*told, *environments.lines()]), *map(visible, shown)]
+    return [*map(visible_line, [*told, *environments.lines(), *_of_sandbox(job.spec)]), *map(visible, shown)]
+
+
+def _of_sandbox(spec: RLJobSpec) -> list[str]:
+    """A warning where this machine does not give programs the namespaces that the job wants; its own may."""
+    if spec.sandbox is None or spec.sandbox.isolation is not Isolation.NAMESPACE:
+        return []
+    problem = namespaces.problem()
+    return [f"warning: {no_namespaces(problem)}"] if problem else []
 
 
 def _first_prompts(spec: RLJobSpec, environments: TriedEnvironments) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rljob_api import safe_text
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.confined import keeper
+from rljob_worker.confined.beside import Beside
 from rljob_worker.confined.files import Files
 from rljob_worker.host.reaper_process import OWNER_VARIABLE
 from rljob_worker.host.sweeps import is_private, left_behind
@@ -59,6 +60,8 @@ class Bounds:
     """Bytes of its whole output."""
     source: str = "reward"
     """A word that stands before each line of it."""
+    beside: Beside | None = None
+    """Shares its bounds, but those of the confinement."""
 
     def command(self, command: Iterable[str], descriptors: Iterable[int]) -> list[str]:
         """The command that runs another within these bounds; it alone gets the descriptors."""

@@ -6,14 +6,24 @@ import ctypes
 import io
 import mmap
 import os
+import socket
 import sys
 from multiprocessing import connection, synchronize
 from types import SimpleNamespace
 from typing import Any
 
+from rljob_worker.confined.beside import BESIDE_VARIABLE
+
 _SEMAPHORE_BYTES = 64
 """More than a sem_t has."""
 _MANY = 1024
+
+
+def connection_beside() -> socket.socket:
+    """The connection to what the keeper started beside this process; nothing that is started here gets it."""
+    descriptor = int(os.environ.pop(BESIDE_VARIABLE))
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)
 
 
 def adapt() -> None:

@@ -24,13 +24,14 @@ import time
 from typing import Any
 
 from rljob_worker.confined import capabilities, landlock, system_calls, usage
+from rljob_worker.confined.beside import BESIDE_VARIABLE, NOT_STARTED, Beside, leave_parent, start_beside
 from rljob_worker.confined.files import Files, listable, readable, writable
 from rljob_worker.host.processes import ProcessIdentity, hide_memory
 
-OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN, NOT_STARTED = 120, 121, 122, 123, 124, 127
+OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN = 120, 121, 122, 123, 124
 SCRATCH = "rljob-scratch-"
 """Begins the name of a temporary folder, before the keeper's identity."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOK_SECONDS = 0.25
 _HIDDEN_SECONDS = 2.0
@@ -53,9 +54,15 @@ def main(bounds: dict[str, Any], command: list[str]) -> int:
     os.mkdir(scratch, 0o700)
     keeper = os.getpid()
     try:
+        # A confined process may make no namespaces, nor may what it starts.
+        beside = start_beside(Beside(*bounds["beside"]), inherited, keeper) if bounds["beside"] else None
         child = os.fork()
         if child == 0:
+            if beside is not None:
+                os.environ[BESIDE_VARIABLE] = str(beside)
             _become(bounds, command, inherited, keeper, scratch)
+        if beside is not None:
+            os.close(beside)
         hide_memory()
         os.close(inherited)
         # Whatever is inherited belongs to the confined process alone: its end must be seen.
@@ -71,14 +78,7 @@ def _become(bounds: dict[str, Any], command: list[str], output: int, keeper: int
     """Replace this process by the command."""
     code = NOT_STARTED
     try:
-        os.setsid()
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:
-            os._exit(NOT_STARTED)
-        # A program of another user's rights could not be killed.
-        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        leave_parent(keeper)
         if not bounds["network"] and not leave_network():
             code = NO_NETWORK_NAMESPACE
             raise OSError(ctypes.get_errno(), "no network namespace")

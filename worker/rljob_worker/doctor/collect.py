@@ -25,6 +25,7 @@ from rljob_worker.doctor.process import look
 from rljob_worker.doctor.programs import Answer, ask
 from rljob_worker.doctor.sharing import shared_memory_problem
 from rljob_worker.host.memory import HostMemory
+from rljob_worker.sandbox import namespaces
 
 SHARED_MEMORY = Path("/dev/shm")
 _DRIVER = Path("usr/local/Ascend/driver")
@@ -97,6 +98,7 @@ def collect(wanted: Wanted | None, head: Sequence[str] = (), root: Path = Path("
         saver_copies=saver.copies(),
         shared_memory_ipc=shared_memory_problem(SHARED_MEMORY),
         kernel=Kernel.here(),
+        no_namespaces=namespaces.problem(),
         model=_storage(wanted.model if wanted else None),
         runs=_storage(wanted.runs if wanted else None),
     )

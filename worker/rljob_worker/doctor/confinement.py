@@ -30,6 +30,7 @@ def _rewards(facts: NodeFacts) -> Finding:
 
 def _programs(facts: NodeFacts) -> Finding:
     name, wanted = "sandbox of programs", "Landlock (Linux 5.13) and seccomp filters"
+    namespaces = f"no isolation Namespace: {facts.no_namespaces}" if facts.no_namespaces else "isolation Namespace too"
     if lacks := sandbox.lacks(facts.kernel):
-        return warning(name, "; ".join(lacks), wanted, _FIX_PROGRAMS)
-    return ok(name, "has both: spec.sandbox.isolation Process", wanted)
+        return warning(name, "; ".join([*lacks, namespaces]), wanted, _FIX_PROGRAMS)
+    return ok(name, f"has both: spec.sandbox.isolation Process; {namespaces}", wanted)

@@ -110,5 +110,7 @@ class NodeFacts:
     """Why two processes cannot share memory; empty: they can."""
     kernel: Kernel = _WHOLE
     """Features that confine rewards."""
+    no_namespaces: str = ""
+    """Why programs get no namespaces of their own; empty: they can."""
     model: StoragePath | None = None
     runs: StoragePath | None = None

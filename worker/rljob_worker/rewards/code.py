@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.rewards import SANDBOX_SHARE
+from rljob_worker.confined.inside import connection_beside
 from rljob_worker.rewards.code_tests import (
     CallCase,
     StdinCase,
@@ -75,7 +76,7 @@ class CodeReward:
         self._setup, self._allowed = setup, SANDBOX_SHARE * timeout
         if self._kind == "Pytest" and importlib.util.find_spec("pytest") is None:
             raise SandboxError("kind: Pytest needs pytest, which is not installed in the worker's environment")
-        self._sandbox = Sandbox(tests=self._kind == "Pytest")
+        self._sandbox = Sandbox(tests=self._kind == "Pytest", requests=connection_beside() if setup.beside else None)
         self._try()
 
     def __call__(self, response: str, row: Mapping[str, object]) -> tuple[float, dict[str, float]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, function_file, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec, SandboxSpec
+from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep
 from rljob_worker.confined.files import Files
@@ -44,6 +45,7 @@ from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.sandbox.kernel import refuse
 from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup
+from rljob_worker.sandbox.server import beside
 from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
@@ -235,7 +237,10 @@ class RewardRunner:
         if reward.name == "code":
             # Its tests may run beside the program.
             memory += 2 * (int(to_number(self._sandbox.memory)) + BESIDE_MEMORY)
-        return Place(self._workdir, variables, Bounds(memory, files, reward.network))
+        server = None
+        if reward.name == "code" and self._sandbox.isolation is Isolation.NAMESPACE:
+            server = beside(tests=reward.args["kind"] == "Pytest")
+        return Place(self._workdir, variables, Bounds(memory, files, reward.network, beside=server))
 
     def _files(self, reward: RewardSpec, variables: Mapping[str, str]) -> Files:
         paths: dict[str, list[str]] = {}
@@ -302,7 +307,11 @@ class RewardRunner:
             columns,
             signature=reward.signature,
             label_key=label_key,
-            sandbox=SandboxSetup(int(to_number(self._sandbox.memory)), self._sandbox.seconds),
+            sandbox=SandboxSetup(
+                int(to_number(self._sandbox.memory)),
+                self._sandbox.seconds,
+                self._sandbox.isolation is Isolation.NAMESPACE,
+            ),
             judge=judge,
         )
 

@@ -5,7 +5,8 @@ tests: what a request brings are descriptors, from which the new process reads w
 the memory that it inherits nothing of those before it.
 
 A request is one message `{"number", "folder", "limits"}` with four descriptors: the new process's standard input,
-output and error, and its channel. `{"end": NUMBER}` kills one. The answer is `{"number", "status"}` when it has ended.
+output and error, and its channel; with `folder` null it gets one in memory. `{"end": NUMBER}` kills one. The answer is
+`{"number", "status"}` when it has ended.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import signal
 import socket
 from typing import Any
 
-from rljob_worker.confined import landlock, system_calls
-from rljob_worker.sandbox import program
+from rljob_worker.confined import capabilities, landlock, system_calls
+from rljob_worker.sandbox import namespaces, program
 from rljob_worker.sandbox.limits import Limits, readable, writable
 from rljob_worker.sandbox.testing import warm
 
@@ -33,6 +34,8 @@ _COMMON = (
 """Modules that programs import."""
 _MAX_REQUEST = 65536
 _MAX_DESCRIPTORS = 1024
+NAMESPACES = "namespaces"
+"""Argument of a server in namespaces, outside of a keeper's confinement."""
 CHANNEL = 3
 """Descriptor of a program's channel."""
 _libc = ctypes.CDLL(None)
@@ -77,6 +80,8 @@ def _serve(request: dict[str, Any], given: list[int], running: dict[int, tuple[i
     if pid == 0:
         try:
             _become(request, given, server)
+        except OSError as error:
+            os.write(2, f"{error}\n".encode())
         finally:
             os._exit(program.NOT_CONFINED)
     running[os.pidfd_open(pid)] = request["number"], pid
@@ -95,11 +100,17 @@ def _become(request: dict[str, Any], given: list[int], server: int) -> None:
     for place, descriptor in enumerate(moved):
         os.dup2(descriptor, place)
     os.closerange(CHANNEL + 1, _MAX_DESCRIPTORS)
-    folder = request["folder"]
+    limits = Limits(*request["limits"])
+    folder = request["folder"] or namespaces.WORK
+    if request["folder"] is None:
+        namespaces.own_folder(limits.folder_bytes, limits.files)
+        capabilities.drop()
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
     if version := landlock.abi():
         landlock.restrict(readable(), writable(folder), (), version)
-    Limits(*request["limits"]).apply()
+    limits.apply()
+    if request["folder"] is None:
+        system_calls.refuse()
     system_calls.refuse_all_but_threads()
     program.run(CHANNEL)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
 _RANDOM = ("/dev/random", "/dev/urandom", "/dev/zero")
 _DEVICES = ("/dev/null",)
+_PYTHON = (sys.prefix, sys.base_prefix, sys.exec_prefix)
 BESIDE_MEMORY = 2**28
 """Bytes of address space beside `Limits.memory`: the interpreter and its libraries."""
 
@@ -25,6 +26,8 @@ class SandboxSetup(NamedTuple):
     """Bytes of a program."""
     seconds: float
     """Seconds of one test."""
+    beside: bool = False
+    """Whether the keeper has started the server of programs, outside of the scoring process's bounds."""
 
 
 class Limits(NamedTuple):
@@ -63,9 +66,26 @@ class Limits(NamedTuple):
 
 def readable() -> list[str]:
     """Paths that a program may read beside its own folder: system libraries, the interpreter, and its packages."""
-    return [*_SYSTEM, *_RANDOM, *dict.fromkeys(map(os.path.realpath, (sys.prefix, sys.base_prefix, sys.exec_prefix)))]
+    return [*_SYSTEM, *_RANDOM, *dict.fromkeys(map(os.path.realpath, _PYTHON))]
+
+
+def libraries() -> list[str]:
+    """Libraries of the system among them."""
+    return list(_SYSTEM)
+
+
+def python_folders() -> list[str]:
+    """Folders of Python, by all the names that they are found under."""
+    return list(dict.fromkeys(name for path in _PYTHON for name in (path, os.path.realpath(path))))
 
 
 def writable(folder: str) -> list[str]:
     """Paths that it may write."""
     return [*_DEVICES, folder]
+
+
+def variables() -> dict[str, str]:
+    """Variables of the process that programs are forked from."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
+    return one | kept | {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}

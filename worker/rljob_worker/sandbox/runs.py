@@ -10,23 +10,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rljob_worker.confined import usage
 from rljob_worker.confined.keeper import remove
-from rljob_worker.sandbox import fork_server
-from rljob_worker.sandbox.limits import Limits, SandboxError
+from rljob_worker.sandbox import server
+from rljob_worker.sandbox.limits import Limits, SandboxError, variables
 
-_ROOT = str(Path(__file__).parents[2])
-_PROGRAM = (
-    f"import sys; sys.path.insert(0, sys.argv[1]); from {fork_server.__name__} import main; "
-    "sys.path.remove(sys.argv[1]); main(sys.argv[2:])"
-)
 _READ_BYTES = 65536
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 20.0
@@ -41,17 +34,24 @@ class Sandbox:
 
     Args:
         tests: whether programs are tested by pytest.
+        requests: to a server that was started by `server.beside`, which then has folders of its own; default: one is
+            started.
     """
 
-    def __init__(self, *, tests: bool = False) -> None:
+    def __init__(self, *, tests: bool = False, requests: socket.socket | None = None) -> None:
         self._runs: dict[int, Run] = {}
         self._count = 0
+        self._folder: str | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        if requests is not None:
+            self.requests = requests
+            return
         self._folder = tempfile.mkdtemp(prefix="runs-")
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-I", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), *(["tests"] if tests else [])],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=self._folder, env=_variables(),
+                server.command(theirs.fileno(), tests=tests),
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=self._folder, env=variables(),
             )  # fmt: skip
 
     def begin(self, what: dict[str, Any], limits: Limits, given: bytes = b"") -> Run:
@@ -66,8 +66,10 @@ class Sandbox:
             SandboxError: it cannot be started.
         """
         self._count += 1
-        folder = f"{self._folder}/{self._count}"
-        os.mkdir(folder, 0o700)
+        folder = None
+        if self._folder is not None:
+            folder = f"{self._folder}/{self._count}"
+            os.mkdir(folder, 0o700)
         pipes = [os.pipe() for _ in range(3)]
         ours, theirs = socket.socketpair()
         request = {"number": self._count, "folder": folder, "limits": list(limits)}
@@ -93,7 +95,8 @@ class Sandbox:
         except ConnectionError:
             message = b""
         if not message:
-            raise SandboxError(f"the sandbox's server died with exit code {self._server.wait(_END_SECONDS)}")
+            code = "" if self._server is None else f" with exit code {self._server.wait(_END_SECONDS)}"
+            raise SandboxError(f"the sandbox's server died{code}")
         end = json.loads(message)
         if run := self._runs.pop(end["number"], None):
             run.status = end["status"]
@@ -101,6 +104,8 @@ class Sandbox:
     def close(self) -> None:
         """End all processes."""
         self.requests.close()
+        if self._server is None or self._folder is None:
+            return
         try:
             self._server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -120,7 +125,7 @@ class Run:
     """One program's process. What it prints and answers is kept up to its limits; over one of them it is ended."""
 
     def __init__(
-        self, sandbox: Sandbox, number: int, folder: str, limits: Limits, descriptors: tuple[int, int, int, int]
+        self, sandbox: Sandbox, number: int, folder: str | None, limits: Limits, descriptors: tuple[int, int, int, int]
     ) -> None:
         self._sandbox, self.number, self._folder, self.limits = sandbox, number, folder, limits
         self._input, self._output, self._error, self._channel = descriptors
@@ -188,7 +193,8 @@ class Run:
                 pass
         for descriptor in list(self._open):
             self._close(descriptor)
-        remove(self._folder)
+        if self._folder is not None:
+            remove(self._folder)
         if not self.confined:
             raise SandboxError(f"{NOT_CONFINED}{self.last_error()}")
 
@@ -217,7 +223,7 @@ class Run:
         for descriptor in (self._output, self._error, self._channel):
             if descriptor in ready and descriptor in self._open:
                 self._read(descriptor)
-        if time.monotonic() >= self._look and self.status is None:
+        if self._folder is not None and time.monotonic() >= self._look and self.status is None:
             self._look = time.monotonic() + _LOOK_SECONDS
             in_memory, on_disk, files = usage.folder(self._folder)
             if in_memory + on_disk > self.limits.folder_bytes or files > self.limits.files:
@@ -273,24 +279,18 @@ class Run:
 
 def go_on(runs: list[Run], reached: Callable[[], bool], deadline: float) -> bool:
     """Let processes of one sandbox go on until that, the end of one of them, or a time; whether it was reached."""
-    server = runs[0]._sandbox
+    sandbox = runs[0]._sandbox
     while not reached():
         left = deadline - time.monotonic()
         if left <= 0 or any(run.ended for run in runs):
             return False
         waited = [run.waits() for run in runs]
-        read = [server.requests.fileno(), *(one for reads, _ in waited for one in reads)]
+        read = [sandbox.requests.fileno(), *(one for reads, _ in waited for one in reads)]
         write = [one for _, writes in waited for one in writes]
         ready_read, ready_write, _ = select.select(read, write, [], min(left, _LOOK_SECONDS))
         ready = {*ready_read, *ready_write}
         for run in runs:
             run.serve(ready)
-        if server.requests.fileno() in ready:
-            server.take_end()
+        if sandbox.requests.fileno() in ready:
+            sandbox.take_end()
     return True
-
-
-def _variables() -> dict[str, str]:
-    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
-    return one | kept | {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
