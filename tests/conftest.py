@@ -22,6 +22,9 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# OpenMP's threads wait for one another by spinning: where more of them than cores have work, nearly all of the time. A
+# training step of the quickstart with two threads takes 3 s then, and 0.2 s where they sleep after some microseconds.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # In some tests the members of a process group are threads. Two that enqueue at once end the process: torch's flight
 # recorder (2.11) writes a map of its own without the lock.
 os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
