@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,11 @@ from support.warm.client import share_server
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
+# Hundreds of interpreters are started: where a machine's variables forbid bytecode, each would compile all it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Three processes on two cores: threads of a computation would wait for one another, and each burns a core meanwhile.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -49,6 +49,8 @@ def manifest(folder: Path, **spec: Any) -> Path:
     document["metadata"]["name"] = "test-job"
     config = document["spec"]["model"]["random"]["config"]
     config.update(hidden_size=64, intermediate_size=128, head_dim=32, max_position_embeddings=64)
+    # What trainers and engines are forked from is then the same for all jobs, and no thread waits for one that waits.
+    document["spec"]["resources"]["threadsPerDevice"] = 1
     document["spec"].update(
         {
             "steps": 6,
