@@ -16,7 +16,7 @@ from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), unless_drawn("an existing Ray of two nodes")]
 
 STEPS = 40
 NODES = ("127.0.0.2", "127.0.0.3")
@@ -66,7 +66,6 @@ def test_too_few_nodes_are_waited_for_and_listed(cluster: RayCluster, tmp_path: 
     assert all(f"({address}) with 1 CPUs" in logs for address in NODES)
 
 
-@unless_drawn("an existing Ray of two nodes")
 def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     cluster: RayCluster, embedded: Path, tmp_path: Path
 ) -> None:
