@@ -8,8 +8,8 @@ import re
 from rljob_api.phases import PHASES
 from rljob_api.reward_parts import PREFIX
 
-_GROUPS = ("carried", "deferred", "discarded", "filtered", "masked", "surplus")
-_NAMES = frozenset(
+_GROUPS = ("carried", "deferred", "discarded", "filtered", "surplus")
+STEP_METRICS = frozenset(
     {
         *(f"train/{name}" for name in ("loss", "pg_loss", "entropy_loss", "kl_loss", "ppo_kl", "grad_norm", "lr")),
         *(f"train/{name}" for name in ("pg_clipfrac", "tis", "tis_clipfrac", "off_policy_masked", "mismatch_kl")),
@@ -23,6 +23,7 @@ _NAMES = frozenset(
         *("rollout/zero_std/count", "rollout/zero_std/ratio", "rollout/reward_parts_left_out"),
         *(f"rollout/{of}_{what}" for of in _GROUPS for what in ("groups", "tokens")),
         *("rollout/filtered_by_function_groups", "rollout/waiting_groups", "rollout/rounds", "rollout/long_step"),
+        "rollout/masked_tokens",
         *("rollout/staleness/mean", "rollout/staleness/max", "rollout/tools/calls", "rollout/tools/errors"),
         *(f"rollout/drafts/{of}" for of in ("proposed", "accepted", "acceptance")),
         *("rollout/episodes/turns/mean", "rollout/episodes/turns/max", "rollout/episodes/observed_tokens"),
@@ -35,6 +36,7 @@ _NAMES = frozenset(
         *(f"perf/env_{what}_time/{of}" for what in ("reset", "step") for of in ("mean", "p99", "max")),
     }
 )
+"""All with fixed names."""
 _OTHERS = re.compile(
     r"train/train_rollout_logprob_abs_diff_age_\d+|rollout/staleness/tokens_\d+|eval/.+|" + re.escape(PREFIX) + ".+"
 )
@@ -43,16 +45,16 @@ _OTHERS = re.compile(
 
 def is_step_metric(name: str) -> bool:
     """Whether some job's records have a metric of this name."""
-    return name in _NAMES or _OTHERS.fullmatch(name) is not None
+    return name in STEP_METRICS or _OTHERS.fullmatch(name) is not None
 
 
 def like_it(name: str) -> list[str]:
     """Names that a metric may have been meant to have: at most three; by what stands behind the last `/` too."""
-    near = difflib.get_close_matches(name, sorted(_NAMES), n=3, cutoff=0.75)
+    near = difflib.get_close_matches(name, sorted(STEP_METRICS), n=3, cutoff=0.75)
     last = name.rpartition("/")[2]
 
     def unlike(known: str) -> float:
         return -difflib.SequenceMatcher(None, last, known.rpartition("/")[2]).ratio()
 
-    containing = [known for known in sorted(_NAMES) if last and last in known and known not in near]
+    containing = [known for known in sorted(STEP_METRICS) if last and last in known and known not in near]
     return (near + sorted(containing, key=unlike))[:3]

@@ -15,6 +15,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import effective_steps, read_steps
+from rljob_worker.records.token_files import SampleTokens, read_tokens
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 
 
@@ -43,11 +44,15 @@ class Run:
     def trajectories(self, step: int | None = None) -> Table:
         """A row for each sample of a step (default: the newest that has any), as the trajectory file has it.
 
+        Where tokens were kept there are `tokens` (their texts), `engine_log_probs` and `trainer_log_probs` too, lists
+        of one length; None in rows whose tokens were not kept, and for the trainer's where it did not train on them.
+
         Raises:
-            UserError: no samples of that step, naming those there are; or the file is damaged.
+            UserError: no samples of that step, naming those there are; or a file is damaged.
         """
         number, rows = read_trajectories(self.folder, step)
-        return Table([{"step": number, **row} for row in rows])
+        tokens = read_tokens(self.folder, number)
+        return Table([{"step": number, **row, **_tokens(tokens.of(row))} for row in rows])
 
     def trajectory_steps(self) -> list[int]:
         """Steps whose samples were written."""
@@ -79,6 +84,13 @@ def load(folder: str | os.PathLike[str]) -> Run:
     path = Path(folder)
     about = require_run_folder(path)
     return Run(path, about.name, dict(about.job))
+
+
+def _tokens(tokens: SampleTokens | None) -> dict[str, Any]:
+    if tokens is None:
+        return {}
+    names = {"tokens": list(tokens.texts), "engine_log_probs": list(tokens.engine)}
+    return {**names, "trainer_log_probs": tokens.trainer}
 
 
 def _step(record: StepRecord) -> dict[str, Any]:

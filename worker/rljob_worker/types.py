@@ -254,6 +254,23 @@ class TrainBatch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """Log-probabilities of all sampled tokens of some samples of a batch, one sample after the other."""
+
+    samples: IntArray
+    """[b], numbers in the batch."""
+    counts: IntArray
+    """[b], tokens of each."""
+    values: FloatArray
+    """[sum of counts], nats."""
+
+    def by_sample(self) -> dict[int, FloatArray]:
+        """Number of the sample -> its own."""
+        parts = np.split(self.values, np.cumsum(self.counts)[:-1])
+        return dict(zip(self.samples.tolist(), parts, strict=True)) if len(self.samples) else {}
+
+
 @dataclass(slots=True)
 class StepMetrics:
     """Report of a trainer on one step; scalars are already reduced over all ranks."""
@@ -262,6 +279,9 @@ class StepMetrics:
     applied: bool = True
     """False when a non-finite loss or gradient stopped the update."""
     detail: Mapping[str, Json] = field(default_factory=dict)
+    log_probs: TokenLogProbs | None = None
+    """The trainer's before the step's updates, of the samples that were asked for and this rank was dealt; None: none,
+    or another rank reports them."""
 
 
 class EngineReport(TypedDict):

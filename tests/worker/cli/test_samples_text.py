@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from record_cases import write_run, write_sample_tokens, write_samples
 
 from rljob_api.safe_text import visible
-from rljob_worker.cli.samples import sample_text, step_text
+from rljob_worker.cli.main import main
+from rljob_worker.cli.samples import ratio_text, sample_text, step_text, tokens_text
+from rljob_worker.records.token_files import SampleTokens
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,31 @@ def test_a_step_says_what_became_of_its_samples_and_how_old_its_tokens_were() ->
     )
     assert step_text(mixed[1:]) == "1 trained, 1 filtered; 1 length, 1 stop"
     assert step_text([{"finish_reason": "stop", "weight_version": 3}]) == "1 trained; 1 stop", "an older file"
+
+
+def test_tokens_are_listed_with_both_log_probabilities_and_their_ratio() -> None:
+    tokens = SampleTokens(0, 0, 0, ["a", " </b>\x1b[2J\u202e\n"], [-0.5, -2.0], [0.25, -20.0])
+    assert tokens_text(tokens, 5).splitlines() == [
+        "tokens        engine    trainer     ratio  text",
+        "             -0.5000    -0.2500    1.2840  'a'",
+        r"             -2.0000   -22.0000    0.0000  ' </b>\x1b[2J\u202e\n'",
+        "          3 further tokens were not kept",
+    ]
+    assert tokens_text(SampleTokens(0, 0, 0, ["a"], [-0.5]), 1).splitlines()[1:] == [
+        "             -0.5000          -         -  'a'"
+    ]
+    assert tokens_text(None, 5) == "tokens    not kept"
+    assert (ratio_text(0.0), ratio_text(100.0)) == ("1.0000", "e^100")
+
+
+def test_the_command_prints_tokens_where_it_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, 2)
+    write_samples(tmp_path, 2, ["a b", "c"], [0.5, 0.7])
+    assert main(["samples", str(tmp_path), "--tokens"]) == 2
+    assert "has no log-probabilities of step 2: of an older version" in capsys.readouterr().err
+    write_sample_tokens(tmp_path, 2, 0, "a b", ["a", " b"])
+    assert main(["samples", str(tmp_path), "--tokens"]) == 0
+    said = capsys.readouterr().out
+    assert (said.count("' b'"), said.count("tokens    not kept")) == (1, 1)
+    assert main(["samples", str(tmp_path)]) == 0
+    assert "' b'" not in capsys.readouterr().out

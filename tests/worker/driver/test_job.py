@@ -20,6 +20,8 @@ from support.step_lines import read_steps
 from support.trace_rules import check_trace, lanes_of
 
 from rljob_api.wire.exit_codes import ExitCode
+from rljob_worker.records.token_files import read_tokens
+from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -125,6 +127,23 @@ def test_samples_and_summary(finished: Path) -> None:
     assert "2 of 16 samples" in output
     summary = json.loads((finished / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"], summary["lost_steps"]) == ("Succeeded", STEPS, 0)
+
+
+def test_each_sampled_token_has_the_engine_s_and_the_trainer_s_log_probability(finished: Path) -> None:
+    for record in read_steps(finished):
+        _, rows = read_trajectories(finished, record["step"])
+        tokens = read_tokens(finished, record["step"])
+        found = [tokens.of(row) for row in rows]
+        assert [len(one.texts) for one in found if one is not None] == [row["response_tokens"] for row in rows]
+        apart = [abs(value) for one in found if one is not None for value in one.differences or ()]
+        assert len(apart) == record["metrics"]["rollout/response_tokens"]
+        # Three digits of each stand in the file.
+        assert sum(apart) / len(apart) == pytest.approx(
+            record["metrics"]["train/train_rollout_logprob_abs_diff"], rel=1e-2
+        )
+    code, output = run("samples", finished, "--step", "3", "--worst", "2", "--tokens")
+    assert code == 0, output
+    assert output.count("tokens        engine    trainer     ratio  text") == 2
 
 
 def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Path, tmp_path: Path) -> None:

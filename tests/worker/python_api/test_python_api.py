@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
+from record_cases import MANIFEST, bare, run_folder, write_run, write_sample_tokens, write_samples
 from support.samples import unless_all
 
 import rljob
@@ -51,6 +51,19 @@ def test_a_step_that_a_restart_made_obsolete_is_not_there_and_lanes_have_columns
     assert run.metrics()["eval/synthetic"] == [0.5, None, None]
 
 
+def test_tokens_stand_beside_the_samples_that_have_them(tmp_path: Path) -> None:
+    write_run(tmp_path, 3)
+    write_samples(tmp_path, 2, ["a b", "c"], [0.0, 1.0])
+    assert "tokens" not in rljob.load(tmp_path).trajectories()
+    write_sample_tokens(tmp_path, 2, 0, "a b", ["a", " b"])
+    table = rljob.load(tmp_path).trajectories()
+    assert table["tokens"] == [["a", " b"], None]
+    assert table["engine_log_probs"] == [[-1.0, -2.0], None]
+    assert table["trainer_log_probs"] == [[-1.0, -2.25], None]
+    write_sample_tokens(tmp_path, 2, 0, "a b", ["a", " b"], trained=False)
+    assert rljob.load(tmp_path).trajectories()["trainer_log_probs"] == [None, None]
+
+
 def test_samples_by_step_and_the_summary(tmp_path: Path) -> None:
     write_run(tmp_path, 3)
     run = rljob.load(tmp_path)
@@ -66,7 +79,7 @@ def test_samples_by_step_and_the_summary(tmp_path: Path) -> None:
     shown = samples._repr_html_()
     assert "&lt;b&gt;one&lt;/b&gt;" in shown
     assert "<b>" not in shown
-    with pytest.raises(KeyError, match="no column 'rewards'; there are step, prompt_uid"):
+    with pytest.raises(KeyError, match="no column 'rewards'; there are step, ordinal, prompt_uid"):
         samples["rewards"]
     (tmp_path / "summary.json").write_text(json.dumps({"outcome": "Succeeded"}))
     assert run.summary() == {"outcome": "Succeeded"}

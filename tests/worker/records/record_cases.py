@@ -127,6 +127,7 @@ def write_samples(path: Path, step: int, texts: list[str], rewards: list[float |
 
     samples = [
         {
+            "ordinal": i // 2,
             "prompt_uid": f"synthetic/{i // 2}",
             "prompt": "a b c",
             "label": "c c",
@@ -143,3 +144,18 @@ def write_samples(path: Path, step: int, texts: list[str], rewards: list[float |
         for i, (text, reward) in enumerate(zip(texts, rewards, strict=True))
     ]
     write_trajectories(path, RecordsSpec(), step, [samples[i : i + 2] for i in range(0, len(samples), 2)])
+
+
+def write_sample_tokens(
+    path: Path, step: int, number: int, response: str, texts: list[str], trained: bool = True
+) -> None:
+    """The tokens of sample `number` of `write_samples`: the engine's log-probabilities are -1, -2, ..., the trainer's
+    lower by 0, 0.25, 0.5, ..."""
+    from rljob_worker.host.files import WriteFailures
+    from rljob_worker.records.token_files import SampleTokens, digest, write_tokens
+
+    count = range(len(texts))
+    differences = [-place / 4 for place in count] if trained else None
+    engine = [-1.0 - place for place in count]
+    tokens = SampleTokens(number // 2, number % 2, digest(response), texts, engine, differences)
+    write_tokens(path, step, [tokens], WriteFailures())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import threading
@@ -47,7 +48,15 @@ def ask(report: LiveReport, path: str, token: bool = True, **headers: str) -> tu
 
 def test_nobody_without_the_token_and_no_page_of_a_stranger_is_answered(report: LiveReport) -> None:
     query = report.address[report.address.index("?") :]
-    for path in ("/", "/?token=", "/?token=wrong", "/run.json", f"/run.json{query}", f"/samples.json{query}&step=6"):
+    for path in (
+        "/",
+        "/?token=",
+        "/?token=wrong",
+        "/run.json",
+        f"/run.json{query}",
+        f"/samples.json{query}&step=6",
+        "/trace.json.gz",
+    ):
         assert ask(report, path, token=False)[0] == HTTPStatus.UNAUTHORIZED, path
     assert ask(report, "/run.json", Host="evil.example")[0] == HTTPStatus.MISDIRECTED_REQUEST
     assert ask(report, "/run.json", Origin="http://evil.example")[0] == HTTPStatus.FORBIDDEN
@@ -93,3 +102,14 @@ def test_what_cannot_be_shown_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 2)
     with pytest.raises(UserError, match="--port 70000: cannot listen there"):
         LiveReport(tmp_path / "run", port=70000)
+
+
+def test_the_trace_of_the_run_so_far_is_served_to_whoever_has_the_address(report: LiveReport, tmp_path: Path) -> None:
+    query = report.address[report.address.index("?") :]
+    status, headers, content = ask(report, f"/trace.json.gz{query}", token=False)
+    assert (status, headers["Content-Type"]) == (HTTPStatus.OK, "application/gzip")
+    events = json.loads(gzip.decompress(content))["traceEvents"]
+    assert [event["name"] for event in events if event["name"] == "step 6"] == ["step 6"]
+    assert not (tmp_path / "run" / "trace.json.gz").exists()
+    (link,) = re.findall(r'<a id="trace" href="([^"]*)"', show(report.address, tmp_path).dom)
+    assert link == report.address.replace("/?", "/trace.json.gz?")

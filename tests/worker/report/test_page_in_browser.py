@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
-from record_cases import run_folder, write_run, write_samples
+from record_cases import run_folder, write_run, write_sample_tokens, write_samples
 from support.browser import show
 from test_run_report import HOSTILE
 
@@ -47,11 +49,64 @@ def test_the_page_draws_its_charts_and_samples_and_obeys_no_text(tmp_path: Path)
     assert re.search(r"<tr><td>rollout \(other &lt;script&gt;", shown.dom), "phases of both runs"
 
 
+def test_tokens_are_coloured_and_name_their_numbers_and_none_is_obeyed(tmp_path: Path) -> None:
+    write_run(tmp_path, 5)
+    texts = [
+        "fine",
+        f" </script>{TAKES_OVER}<!--",
+        "\u202egnp\x1b[31m",
+        "x" * 200,
+        "<img src=x onerror=alert(1)>",
+        "\n",
+    ]
+    response = "".join(texts)
+    write_samples(tmp_path, 5, [response, "y" * 10_000_000], [0.5, 0.7])
+    write_sample_tokens(tmp_path, 5, 0, response, texts)
+    page, _ = build_report(tmp_path)
+    shown = show(page.as_uri(), tmp_path)
+    assert shown.console == []
+    assert "<title>sample-run</title>" in shown.dom
+    pieces = re.findall(
+        r'<span class="token" data-at="(\d)" style="background-color: ([^"]*)">([^<]*)</span>', shown.dom
+    )
+    assert [int(at) for at, _, _ in pieces] == list(range(6))
+    assert pieces[1][2].startswith(" &lt;/script&gt;&lt;script&gt;")
+    assert pieces[2][2] == r"\u202egnp\x1b[31m"
+    strengths = [float(re.findall(r"0\.\d+", style)[0]) for _, style, _ in pieces]
+    assert strengths == sorted(strengths), "the less likely the stronger"
+    assert ">log-probability -4</span>" in shown.dom, "the legend"
+    # What a reader does with keys: the numbers of the second token, then the other colours.
+    script = """
+      const text = document.querySelector('.pieces');
+      for (const key of ['Home', 'ArrowRight'])
+        text.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+      const select = [...document.querySelectorAll('#samples select')].at(-1);
+      document.title = text.parentElement.querySelector('output').textContent;
+      select.value = 'mismatch';
+      select.dispatchEvent(new Event('input'));
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    asked = (
+        page.read_text()
+        .replace("script-src ", f"script-src 'sha256-{digest}' ")
+        .replace("</body>", f"<script>{script}</script></body>")
+    )
+    page.write_text(asked)
+    shown = show(page.as_uri(), tmp_path)
+    assert shown.console == []
+    (title,) = re.findall("<title>(.*)</title>", shown.dom)
+    assert title.startswith("token 2 of 6: ")
+    assert title.endswith("engine -2, trainer -2.25, difference -0.25, ratio 0.7788")
+    assert ">trainer less likely by 1 or more</span>" in shown.dom
+    assert '<span class="token" data-at="0">fine</span>' in shown.dom, "what agrees has no colour"
+
+
 def test_the_policy_of_the_page_refuses_what_is_not_its_own(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 5)
     page, _ = build_report(tmp_path / "run")
     text = page.read_text()
-    assert not re.search(r'(?:src|href)="(?!data:image/png)', text), "nothing is loaded"
+    linked = re.findall(r'(?:src|href)="(?!data:image/png)([^"]*)"', text)
+    assert linked == ["trace.json.gz"], "nothing is loaded, and what can be is beside it"
     page.write_text(text.replace("</body>", f"{TAKES_OVER}</body>"))
     shown = show(page.as_uri(), tmp_path)
     assert "<title>sample-run</title>" in shown.dom
@@ -69,5 +124,10 @@ def test_samples_of_many_steps_stay_within_the_page_s_size(tmp_path: Path, monke
     some = sample_data(tmp_path)
     assert some["steps"] == [1, 5, 10], "the first, the newest, and the middle"
     assert some["note"].startswith("3 of 10 steps with samples are in this page")
+    response = "x" * 1000
+    write_sample_tokens(tmp_path, 10, 0, response, list(response))
+    assert sample_data(tmp_path)["steps"] == [10], "tokens are counted"
+    (tmp_path / "tokens" / "step-000010.jsonl.gz").write_bytes(b"cut short")
+    assert sample_data(tmp_path)["steps"] == [1, 5, 10], "without them the samples are there"
     (tmp_path / "trajectories" / "step-000010.jsonl.gz").write_bytes(b"cut short")
     assert 10 not in sample_data(tmp_path)["steps"]

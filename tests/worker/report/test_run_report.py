@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from dataclasses import replace
@@ -11,10 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from record_cases import bare, run_folder, write_run, write_samples, write_step
+from support.trace_rules import read_strictly
 
 from rljob_api import metrics as m
+from rljob_api.phases import PHASES
 from rljob_api.reward_parts import PREFIX
 from rljob_api.safe_text import visible
+from rljob_api.step_metrics import STEP_METRICS, is_step_metric
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
@@ -24,6 +28,8 @@ from rljob_worker.records.writer import RecordWriter
 from rljob_worker.report import plot
 from rljob_worker.report.build import build_report
 from rljob_worker.report.curves import label_of, running_mean
+from rljob_worker.report.page_data import run_data
+from rljob_worker.report.panel_list import COLORS, ELSEWHERE, PANELS
 from rljob_worker.report.panels import panels_of
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.table import phase_table_text
@@ -75,8 +81,10 @@ def test_the_page_is_well_formed_and_shows_hostile_samples_and_names_as_text(tmp
     assert page.text.count("job </td></table><script>alert(") >= 3, "the title, the head, and the manifest"
     assert "\x1b" not in text
     assert "Worst and best samples of step 30" in page.text
+    assert "trace.json.gz: the run as a trace" in page.text
+    assert read_strictly(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()).decode())
     assert "30 of 30" in page.text
-    assert imread(png).shape[:2] == (1320 + 3 * 286, 1320), "three rows of small panels"
+    assert imread(png).shape[:2] == (1320 + 5 * 286, 1320), "five rows of small panels"
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -178,19 +186,42 @@ def test_what_was_measured_has_a_panel_and_nothing_else(tmp_path: Path, drawn: l
         "Truncated responses": ["rollout/truncated_ratio"],
         "Entropy of the policy": ["train/entropy_loss"],
         "Gradient norm": ["train/grad_norm"],
+        "Loss": ["train/loss"],
+        "Spread of the rewards": ["rollout/raw_reward_std"],
+        "Tokens of the responses": ["rollout/response_tokens"],
         "Evaluation: mean reward": ["eval/synthetic"],
         "Evaluation: passed and truncated": ["eval/synthetic/pass@1"],
     }
     plot_run(records, "title", tmp_path / "x.png")
     titles = [axes.get_title() for axes in drawn[0].axes]
     assert titles[3:] == list(panels)
-    (evaluated,) = drawn[0].axes[7].lines
+    (evaluated,) = drawn[0].axes[3 + titles[3:].index("Evaluation: mean reward")].lines
     assert list(evaluated.get_xdata()) == [25, 50]
     curve = next(line for line in drawn[0].axes[6].lines if line.get_label() == "gradient norm")
     assert list(curve.get_ydata()) == [record.metric("train/grad_norm") for record in records]
     bare = [replace(record, metrics={}) for record in records]
     plot_run(bare, "title", tmp_path / "x.png")
     assert len(drawn[1].axes) == 3
+
+
+def test_each_metric_that_a_record_can_have_has_one_place_in_the_report() -> None:
+    in_panels = [name for panel in PANELS for name in panel.curves]
+    assert len(in_panels) == len(set(in_panels)), "no metric is drawn twice"
+    assert STEP_METRICS - {*in_panels, *ELSEWHERE} == set(), "a new metric: a panel of panel_list.py gets it"
+    assert {*in_panels} & {*ELSEWHERE} == set()
+    unknown = [name for name in (*in_panels, *ELSEWHERE) if not is_step_metric(name)]
+    assert unknown == [], "no record has it"
+    assert all(len(panel.curves) <= len(COLORS) for panel in PANELS)
+
+
+def test_a_run_that_measured_everything_is_drawn_whole() -> None:
+    every = dict.fromkeys(STEP_METRICS, 0.5)
+    phases = dict.fromkeys(PHASES, 0.1)
+    records = [bare(step, metrics=every, phases=phases, step_seconds=9.0) for step in (1, 2, 3)]
+    data = run_data("every", records)
+    shown = {curve["metric"] for panel in data["panels"] for curve in panel["curves"]}
+    shown |= {f"perf/{name}_time" for name in data["phases"]}
+    assert STEP_METRICS - shown == {"perf/step_time", "perf/switch_time", "perf/train_wait_time"}
 
 
 def test_the_band_of_the_reward_stays_within_what_occurred(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -105,7 +105,7 @@ def step(trainer: Trainer, seed: int) -> StepMetrics:
     if trainer.spec.algorithm.kl.coefficient > 0 or trainer.spec.algorithm.kl.monitor:
         trainer.ref_log_probs(batch, SAMPLING)
     trainer.log_probs(batch, SAMPLING)
-    return trainer.train(batch, SAMPLING, seed + 1)
+    return trainer.train(batch, SAMPLING, seed + 1, reported=SAMPLES - 1)
 
 
 def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
@@ -136,6 +136,7 @@ def steps(process: Process, count: int = 3, model: str = "dense", **training: An
     result = {
         "metrics": [report.metrics for report in reports],
         "applied": [report.applied for report in reports],
+        "told": [{} if report.log_probs is None else report.log_probs.by_sample() for report in reports],
         "micro_batches": reports[0].detail["micro_batches"],
         "scores": scores,
         "pieces": pieces(trainer),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import make_batch, with_experts
+from cases import SAMPLES, make_batch, with_experts
 from safetensors.torch import save_file
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
@@ -200,6 +200,25 @@ def test_layouts_agree(results: Results, case: str, alone: str) -> None:
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected_weights[name], atol=1e-5, rtol=0)
+    for number, told in enumerate(expected["told"]):
+        of_ranks = [result["told"][number] for result in results.ranks(case)]
+        assert sorted(sample for one in of_ranks for sample in one) == list(range(SAMPLES - 1)), "each once"
+        for sample, values in (pair for one in of_ranks for pair in one.items()):
+            np.testing.assert_allclose(values, told[sample], atol=1e-5)
+
+
+def test_the_log_probabilities_that_are_reported_are_those_before_the_step(results: Results) -> None:
+    for seed, (told, metrics) in enumerate(zip(results["one"]["told"], results["one"]["metrics"])):
+        batch = make_batch(seed)
+        counts = [int(flags.sum()) for flags in np.split(batch.sampled, np.cumsum(batch.lengths)[:-1])]
+        assert [len(told[sample]) for sample in range(SAMPLES - 1)] == counts[:-1]
+        rollout = np.split(batch.rollout_log_probs, np.cumsum(counts)[:-1])
+        apart = np.concatenate([np.abs(told[sample] - rollout[sample]) for sample in range(SAMPLES - 1)])
+        # All but one sample, whose share of the mean lies between what it can be at least and at most.
+        whole = metrics["train/train_rollout_logprob_abs_diff"] * sum(counts)
+        largest = metrics["train/train_rollout_logprob_abs_diff_max"]
+        assert apart.max() <= largest + 1e-5
+        assert apart.sum() - 1e-3 <= whole <= apart.sum() + largest * counts[-1] + 1e-3
 
 
 def test_each_token_goes_to_the_experts_that_the_batch_names(results: Results) -> None:

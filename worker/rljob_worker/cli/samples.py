@@ -6,12 +6,15 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.safe_text import visible_block, visible_line
 from rljob_worker.cli.manifest import folder_name
 from rljob_worker.errors import UserError
 from rljob_worker.report.text import number
+
+if TYPE_CHECKING:
+    from rljob_worker.records.token_files import SampleTokens
 
 _MARGIN = f"{'|':>9} "
 """Before the second line of a text and those after it."""
@@ -30,12 +33,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     order = command.add_mutually_exclusive_group()
     order.add_argument("--worst", type=int, metavar="K", help="only the K samples with the lowest reward")
     order.add_argument("--best", type=int, metavar="K", help="only the K samples with the highest reward")
+    command.add_argument(
+        "--tokens",
+        action="store_true",
+        help="print each token with its log-probabilities too: the engine's, the trainer's, and the ratio of the "
+        "probabilities (trainer to engine); of a step the first 32,768 tokens are kept",
+    )
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the samples."""
     from rljob_worker.records.run_files import require_run_folder
+    from rljob_worker.records.token_files import read_tokens
     from rljob_worker.records.trajectories import read_trajectories
 
     require_run_folder(arguments.folder)
@@ -44,6 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
         if count is not None and count < 1:
             raise UserError(f"--{option}: {count} is not a number of samples; use 1 or more")
     step, samples = read_trajectories(arguments.folder, arguments.step)
+    tokens = read_tokens(arguments.folder, step) if arguments.tokens else None
+    if tokens is not None and not len(tokens):
+        raise UserError(f"--tokens: {arguments.folder} has no log-probabilities of step {step}: of an older version")
     total, about = len(samples), step_text(samples)
     if arguments.worst is not None:
         samples = sorted(samples, key=_reward)[: arguments.worst]
@@ -53,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(about)
     for sample in samples:
         print(sample_text(sample))
+        if tokens is not None:
+            print(tokens_text(tokens.of(sample), sample["response_tokens"]))
     return 0
 
 
@@ -99,6 +114,30 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["reward_error"]:
         lines.append(f"reward failed: {visible_block(sample['reward_error'], _MARGIN)}")
     return "\n".join([visible_line(lines[0]), *lines[1:]])
+
+
+def tokens_text(tokens: SampleTokens | None, count: int) -> str:
+    """A line for each token of a sample of `count` tokens: the log-probabilities, the ratio, and its text."""
+    if tokens is None:
+        return "tokens    not kept"
+    lines = [f"tokens    {'engine':>10} {'trainer':>10} {'ratio':>9}  text"]
+    differences = tokens.differences if tokens.differences is not None else [None] * len(tokens.texts)
+    for text, engine, difference in zip(tokens.texts, tokens.engine, differences, strict=True):
+        told = ("-", "-") if difference is None else (f"{engine + difference:.4f}", ratio_text(difference))
+        lines.append(f"{engine:>20.4f} {told[0]:>10} {told[1]:>9}  {_quoted(text)}")
+    if len(tokens.texts) < count:
+        lines.append(f"{'':10}{count - len(tokens.texts):,} further tokens were not kept")
+    return "\n".join(lines)
+
+
+def ratio_text(difference: float) -> str:
+    """The ratio of two probabilities whose logarithms differ by so much."""
+    return f"{math.exp(difference):.4f}" if difference < 9 else f"e^{difference:.0f}"
+
+
+def _quoted(text: str) -> str:
+    """In quotes, for spaces are part of tokens."""
+    return f"'{visible_line(text)}'"
 
 
 def _picture(picture: Mapping[str, Any]) -> str:

@@ -33,9 +33,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the trace."""
-    from rljob_worker.report.trace import build_trace
+    from rljob_worker.report.trace import TRACE_FILE, build_trace
 
-    file: Path = arguments.output or arguments.folder / "trace.json.gz"
+    file: Path = arguments.output or arguments.folder / TRACE_FILE
     events = build_trace(arguments.folder, file)
     print(f"trace   {file}\n        {events} events; https://ui.perfetto.dev opens it")
     return 0

@@ -31,6 +31,7 @@ from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.metric_history import EarlyStop
+from rljob_worker.records.token_files import write_tokens
 from rljob_worker.records.trajectories import write_trajectories
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rewards.parts import PartMeans
@@ -45,6 +46,7 @@ from rljob_worker.rollouts.batch import (
     tail_metrics,
 )
 from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.rollouts.kept_tokens import choose, tokens_of, with_trainers
 from rljob_worker.rollouts.policies import policy_of
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Progress, Step
@@ -241,6 +243,9 @@ class Job(ABC, Generic[H]):
         """Write the step's trajectories, which need nothing of its training; what ends that can be looked for there."""
         step.rows = step.samples()
         write_trajectories(self._records.folder, self.spec.records, step.number, step.rows, self._failures)
+        step.kept = choose(step.groups, self.spec.records, step.number)
+        step.tokens = tokens_of(step.kept, self._inputs.tokenizer)
+        write_tokens(self._records.folder, step.number, step.tokens, self._failures)
         if self.spec.records.journal:
             write_journal(self._records.folder, step, self._attempt, self._failures)
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
@@ -248,6 +253,9 @@ class Job(ABC, Generic[H]):
     def describe(self, step: Step) -> None:
         """Note the step's metrics, now that it was trained on."""
         self._records.samples(step.number, [row for group in step.rows for row in group])
+        if any(report.log_probs is not None for report in step.trained):
+            joined = with_trainers(step.tokens, step.kept, step.trained)
+            write_tokens(self._records.folder, step.number, joined, self._failures)
         if step.occupancy.seconds:
             self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:

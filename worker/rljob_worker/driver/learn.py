@@ -16,6 +16,7 @@ from rljob_worker.flow import Decision
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.phases import PhaseClock
 from rljob_worker.rollouts.batch import train_batch, training_sampling
+from rljob_worker.rollouts.kept_tokens import choose, reported
 from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import TrainBatch
@@ -126,7 +127,8 @@ class Training:
 
     def actor_train(self, step: Step, batch: TrainBatch, beside: Callable[[Step], None] | None = None) -> None:
         """All optimizer updates of the step; `beside` is done with it while the trainers are at work."""
-        calls = self._trainers.call(Trainer.train, batch, self._sampling, step.weight_version + 1)
+        asked = reported(choose(step.groups, self._spec.records, step.number))
+        calls = self._trainers.call(Trainer.train, batch, self._sampling, step.weight_version + 1, asked)
         if beside is not None:
             beside(step)
         trained = self._calls.gather("actor_train", calls, stoppable=True)

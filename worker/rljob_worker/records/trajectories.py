@@ -33,15 +33,25 @@ def write_trajectories(
     """
     if not spec.trajectories_every_steps or step % spec.trajectories_every_steps:
         return None
-    limit = spec.trajectories_per_step
-    samples: list[dict[str, Any]] = []
-    for group in groups:
-        if limit is not None and len(samples) + len(group) > limit:
-            samples = samples or list(group[:limit])
-            break
-        samples += group
-    lines = map(_without_nan, samples)
+    kept = kept_samples(list(map(len, groups)), spec)
+    lines = [_without_nan(sample) for group, count in zip(groups, kept) for sample in group[:count]]
     return write_step_file(run_folder / FOLDER, step, lines, "trajectories", failures or WriteFailures())
+
+
+def kept_samples(sizes: Sequence[int], spec: RecordsSpec) -> list[int]:
+    """How many samples of each group are written, by the groups' sizes: whole groups as long as the limit keeps them.
+
+    Of a first group that is larger than the limit there are as many as it allows.
+    """
+    limit = spec.trajectories_per_step
+    if limit is None:
+        return list(sizes)
+    kept: list[int] = []
+    for size in sizes:
+        if sum(kept) + size > limit:
+            return kept or [limit]
+        kept.append(size)
+    return kept
 
 
 def write_evaluated(run_folder: Path, rows: Sequence[dict[str, Any]], failures: WriteFailures) -> Path | None:

@@ -20,14 +20,19 @@ from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.gantt import draw_gantt, gantt_of
-from rljob_worker.report.page import Heading, Paragraph, Part, Place, Table, document, picture, sample_table
+from rljob_worker.report.page import FileLink, Heading, Paragraph, Part, Place, Table, document, picture, sample_table
 from rljob_worker.report.page_data import run_data, sample_data, sample_steps
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.text import number
 from rljob_worker.report.tokens import token_rows
+from rljob_worker.report.trace import TRACE_FILE, build_trace
 
 _LANE_STEPS = 5
 _CURVES = "reward, phase seconds, training metrics"
+_TRACE = (
+    ": the run as a trace, with each phase and process on one clock. Open it at https://ui.perfetto.dev, which keeps "
+    "it in the browser, or where there is no network at chrome://tracing in Chrome, Chromium or Edge."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Run:
 
 
 def build_report(run_folder: Path, steps: range | None = None, beside: Path | None = None) -> tuple[Path, Path]:
-    """Write the report from the run's records; returns the HTML and the PNG file.
+    """Write the report from the run's records, and the trace that it links to; returns the HTML and the PNG file.
 
     Args:
         run_folder: of the run.
@@ -75,7 +80,7 @@ def build_report(run_folder: Path, steps: range | None = None, beside: Path | No
     page = run_folder / "report.html"
     data = {**page_data(runs), "samples": sample_data(run_folder)}
     # The manifest in it may name keys among its variables.
-    write_whole(page, _page(runs, png, _lanes(run, steps), data), private=True)
+    write_whole(page, _page(runs, png, _lanes(run, steps), _trace(run_folder), data), private=True)
     return page, png
 
 
@@ -95,7 +100,16 @@ def live_page(runs: Sequence[Run], version: str) -> str:
         version: of their records, as `run.json` tells it.
     """
     data = {**page_data(runs), "samples": sample_steps(runs[0].folder), "live": True, "version": version}
-    return _page(runs, None, [], data)
+    return _page(runs, None, [], FileLink(TRACE_FILE, _TRACE, "trace"), data)
+
+
+def _trace(folder: Path) -> Part:
+    """Write the trace; events that were lost take nothing from what the records say."""
+    try:
+        build_trace(folder, folder / TRACE_FILE)
+    except UserError as error:
+        return Paragraph(f"The run cannot be drawn as a trace: {error}")
+    return FileLink(TRACE_FILE, _TRACE)
 
 
 def _middle(kept: list[StepRecord]) -> range | None:
@@ -123,7 +137,7 @@ def _lanes(run: Run, asked: range | None) -> list[Part]:
     return [picture(drawn, "phases of each lane")]
 
 
-def _page(runs: Sequence[Run], png: Path | None, lanes: Sequence[Part], data: JsonObject) -> str:
+def _page(runs: Sequence[Run], png: Path | None, lanes: Sequence[Part], trace: Part, data: JsonObject) -> str:
     run = runs[0]
     parts = [
         _facts(runs),
@@ -134,7 +148,8 @@ def _page(runs: Sequence[Run], png: Path | None, lanes: Sequence[Part], data: Js
         _phases(run.kept),
         *_tokens(run.kept),
         *_samples(run.folder),
-        Paragraph("`rljob trace` writes the run as a trace, with each phase and process on one clock, for Perfetto."),
+        Heading("Trace"),
+        trace,
     ]
     return document(run.about.name, parts, run.about.job, data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import tempfile
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -15,8 +16,9 @@ from rljob_worker.records.guarded_http import GuardedHandler, GuardedServer
 from rljob_worker.records.steps import StepLog
 from rljob_worker.report.build import Run, live_page, page_data
 from rljob_worker.report.page_data import sample_rows, sample_steps
+from rljob_worker.report.trace import TRACE_FILE, build_trace
 
-_PAGE, _RUN, _SAMPLES = "/", "/run.json", "/samples.json"
+_PAGE, _RUN, _SAMPLES, _TRACE = "/", "/run.json", "/samples.json", f"/{TRACE_FILE}"
 _HOST = "127.0.0.1"
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
@@ -25,7 +27,8 @@ class LiveReport:
     """Serves the report of a run that may still go on, to each client that has the address with its token.
 
     `GET /?token=TOKEN` is the page, `GET /run.json` its curves (304 where nothing was added since `If-None-Match`),
-    `GET /samples.json?step=N` the samples of a step. The latter two take `Authorization: Bearer TOKEN`.
+    `GET /samples.json?step=N` the samples of a step; these two take `Authorization: Bearer TOKEN`.
+    `GET /trace.json.gz?token=TOKEN` is the trace of the run so far.
 
     Args:
         folder: of the run.
@@ -38,7 +41,7 @@ class LiveReport:
 
     def __init__(self, folder: Path, beside: Path | None = None, port: int = 0) -> None:
         self._folders = [folder, *([beside] if beside is not None else [])]
-        self._lock = threading.Lock()
+        self._lock, self._tracing = threading.Lock(), threading.Lock()
         self._read: tuple[str, list[Run]] | None = None
         self.runs()
         token = secrets.token_urlsafe(32)
@@ -61,6 +64,13 @@ class LiveReport:
                 self._read = version, [Run.read(folder) for folder in self._folders]
             return self._read
 
+    def trace(self) -> bytes:
+        """The trace of the run so far, packed; UserError where nothing has happened yet. One at a time is made."""
+        with self._tracing, tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / TRACE_FILE
+            build_trace(self.folder, file)
+            return file.read_bytes()
+
     def serve(self) -> None:
         """Answer until interrupted."""
         with self._server:
@@ -81,8 +91,8 @@ def _version(folder: Path) -> str:
 
 def _handler(report: LiveReport) -> type[GuardedHandler]:
     class Handler(GuardedHandler):
-        routes = {_PAGE: "GET", _RUN: "GET", _SAMPLES: "GET"}
-        token_in_query = (_PAGE,)
+        routes = {_PAGE: "GET", _RUN: "GET", _SAMPLES: "GET", _TRACE: "GET"}
+        token_in_query = (_PAGE, _TRACE)
 
         def serve(self, path: str, query: str) -> None:
             try:
@@ -91,6 +101,8 @@ def _handler(report: LiveReport) -> type[GuardedHandler]:
                     self.send(live_page(runs, version).encode(), "text/html; charset=utf-8", headers=_HEADERS)
                 elif path == _RUN:
                     self._run()
+                elif path == _TRACE:
+                    self.send(report.trace(), "application/gzip", headers=_HEADERS)
                 else:
                     self._samples(query)
             except UserError as error:

@@ -64,6 +64,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class FileLink:
+    """A file beside the page, to be downloaded."""
+
+    file: str
+    text: str
+    """Behind the link."""
+    name: str = ""
+    """Under which the scripts find it."""
+    kind: ClassVar[str] = "link"
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of plain texts."""
 
@@ -78,7 +90,7 @@ class Table:
     kind: ClassVar[str] = "table"
 
 
-Part = Heading | Paragraph | Picture | Place | Table
+Part = Heading | Paragraph | Picture | Place | FileLink | Table
 
 
 def picture(png: Path, alt: str, *, fallback: bool = False) -> Picture:

@@ -10,9 +10,10 @@ from typing import Any
 from rljob_api import metrics as m
 from rljob_api.json_types import JsonObject
 from rljob_api.phases import PHASES
-from rljob_api.safe_text import visible_line
+from rljob_api.safe_text import visible, visible_line
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
+from rljob_worker.records.token_files import SampleTokens, StepTokens, read_tokens
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.colors import PHASE_COLORS
 from rljob_worker.report.panels import COLORS, Panel, evaluated_rewards, panels_of
@@ -20,6 +21,8 @@ from rljob_worker.report.text import excerpt
 
 _SAMPLE_CHARACTERS = 4_000_000
 """Characters of all samples in a page."""
+_TOKEN_CHARACTERS = 20
+"""Of a token's numbers."""
 _MOST_VALUES = 1_500_000
 """Values of all metrics; beyond it only those of the panels are in the page."""
 _DIGITS = 6
@@ -124,7 +127,13 @@ def sample_rows(run_folder: Path, step: int) -> list[dict[str, Any]]:
     Raises:
         UserError: no samples of it, or the file is damaged.
     """
-    return [_sample(row) for row in read_trajectories(run_folder, step)[1]]
+    rows = read_trajectories(run_folder, step)[1]
+    try:
+        tokens = read_tokens(run_folder, step)
+    except UserError:
+        # Cut short, or of a newer version: `rljob samples --tokens` names it.
+        tokens = StepTokens()
+    return [_sample(row, tokens.of(row)) for row in rows]
 
 
 def _spread(steps: Sequence[int]) -> list[int]:
@@ -141,8 +150,9 @@ def _spread(steps: Sequence[int]) -> list[int]:
     return [steps[index] for index in order]
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+def _sample(row: Mapping[str, Any], tokens: SampleTokens | None) -> dict[str, Any]:
     turns = {"turns": [_turn(turn) for turn in row["turns"]]} if "turns" in row else {}
+    told = {} if tokens is None else {"tokens": _tokens(tokens)}
     return {
         "prompt_uid": visible_line(str(row["prompt_uid"])),
         "sample": row["sample"],
@@ -160,7 +170,14 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
         "decision": row.get("decision", "trained"),
         "weights": _versions(row),
         **turns,
+        **told,
     }
+
+
+def _tokens(tokens: SampleTokens) -> list[list[Any]]:
+    """[text, the engine's log-probability, the trainer's minus that or null] of each token."""
+    differences = tokens.differences if tokens.differences is not None else [None] * len(tokens.texts)
+    return [list(token) for token in zip(map(visible, tokens.texts), tokens.engine, differences, strict=True)]
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +198,8 @@ def _versions(row: Mapping[str, Any]) -> str:
 
 def _length(sample: Mapping[str, Any]) -> int:
     turns = sum(len(turn["action"]) + len(turn["observation"]) for turn in sample.get("turns", []))
-    return len(sample["prompt"]) + len(sample["response"]) + turns
+    tokens = sum(len(text) + _TOKEN_CHARACTERS for text, *_ in sample.get("tokens", []))
+    return len(sample["prompt"]) + len(sample["response"]) + turns + tokens
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from rljob_api.metrics import ROLLOUT_TAIL_KEY
 from rljob_api.reward_parts import PREFIX, PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
+from rljob_worker.report.panel_list import COLORS, PANELS, SHARE, Panel
 
 COLUMNS = 2
-COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
 _EVALUATION = "eval/"
-_SHARE = "share"
 _WIDEST, _THINNEST = 2.6, 1.3
 """Points."""
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Curves that belong together."""
-
-    title: str
-    unit: str
-    curves: Mapping[str, str]
-    """Metric -> label."""
-    sparse: bool = False
-    """Measured in some steps only: those are marked and joined."""
-
-
-_PANELS = (
-    Panel("Response length", "tokens", {
-        "rollout/response_len/max": "longest", "rollout/response_len/mean": "mean",
-        "rollout/response_len/min": "shortest",
-    }),
-    Panel("Truncated responses", _SHARE, {"rollout/truncated_ratio": "cut at maxResponseTokens"}),
-    Panel("Entropy of the policy", "nats", {"train/entropy_loss": "mean over tokens"}),
-    Panel("Gradient norm", "before clipping", {"train/grad_norm": "gradient norm"}),
-    Panel("KL divergence", "nats", {
-        "train/kl_loss": "to the reference", "train/ppo_kl": "to the policy before the step",
-        "train/mismatch_kl": "trainer to engine",
-    }),
-    Panel("Clipped tokens", _SHARE, {"train/pg_clipfrac": "by the policy loss", "train/tis_clipfrac": "by TIS"}),
-    Panel("Critic", _SHARE, {"critic/explained_variance": "explained variance of the returns"}),
-    Panel("Loss of the critic", "squared distance", {"critic/value_loss": "mean over updates"}),
-    Panel("Groups without a signal", _SHARE, {"rollout/zero_std/ratio": "all rewards of the group are equal"}),
-    Panel(
-        "Tokens generated and not trained on",
-        "tokens",
-        {
-            "rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus",
-            "rollout/deferred_tokens": "deferred", "rollout/discarded_tokens": "discarded",
-            "rollout/masked_tokens": "masked",
-        },
-    ),
-    Panel("Tail of rollout", _SHARE, {ROLLOUT_TAIL_KEY: "fewer than half of the places busy"}),
-    Panel("Tokens of responses that go on in the next step", "tokens", {"rollout/carried_tokens": "carried"}),
-    Panel(
-        "Trainer's log-probabilities to the engine's, by age of the token",
-        "nats, mean distance",
-        {f"train/train_rollout_logprob_abs_diff_age_{age}": f"{age} updates old" for age in range(len(COLORS))},
-    ),
-    Panel(
-        "Age of the tokens trained on", "updates", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}
-    ),
-)  # fmt: skip
 
 
 def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
@@ -81,10 +29,10 @@ def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     for record in records:
         parts.admit(record.reward_parts())
     found = [
-        *_PANELS,
+        *PANELS,
         *_divided(Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": name for name in parts})),
         *_divided(Panel("Evaluation: mean reward", "reward", rewards, sparse=True)),
-        *_divided(Panel("Evaluation: passed and truncated", _SHARE, shares, sparse=True)),
+        *_divided(Panel("Evaluation: passed and truncated", SHARE, shares, sparse=True)),
     ]
     found = [replace(p, curves={n: label for n, label in p.curves.items() if n in measured}) for p in found]
     return [panel for panel in found if panel.curves]
@@ -123,7 +71,7 @@ def draw_panel(axes: Axes, panel: Panel, steps: Array, records: Sequence[StepRec
             )
         else:
             draw_line(axes, steps, values, color, label, float(width))
-    if panel.unit == _SHARE:
+    if panel.unit == SHARE:
         _from_zero(axes, np.concatenate([metric_of(records, name) for name in panel.curves]))
     axes.set(ylabel=panel.unit)
     axes.set_title(panel.title, fontsize="medium")

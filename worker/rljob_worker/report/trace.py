@@ -23,6 +23,8 @@ from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import read_steps
 from rljob_worker.report.phase_slices import PhaseSlice, phase_slices
 
+TRACE_FILE = "trace.json.gz"
+"""In the run folder."""
 _CURVES = (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, "train/grad_norm", m.LOGPROB_KEY)
 _KINDS = dict.fromkeys(SWITCH_PHASES, "switch") | dict.fromkeys(WAITS, "wait")
 _ENDS = ("end", "failed")

@@ -10,6 +10,8 @@ import numpy as np
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Group, Span, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
+from rljob_worker.records.token_files import SampleTokens
+from rljob_worker.rollouts.kept_tokens import Kept
 from rljob_worker.rollouts.rows import response_row
 from rljob_worker.rollouts.times import EnvironmentTimes
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
@@ -64,6 +66,10 @@ class Step:
     """Seconds until environments answered; None without any."""
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
     """One a response, by group: what its trajectories hold."""
+    kept: list[Kept] = field(default_factory=list)
+    """Samples whose tokens are kept with their log-probabilities."""
+    tokens: list[SampleTokens] = field(default_factory=list)
+    """Of each of these, with the engine's."""
     trained: list[StepMetrics] = field(default_factory=list)
     """Report of each trainer."""
 

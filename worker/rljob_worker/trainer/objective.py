@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +24,7 @@ from rljob_worker.algorithms import (
 from rljob_worker.algorithms.mismatch import mismatch_by_age
 from rljob_worker.algorithms.output_layer import Wanted
 from rljob_worker.trainer.batches import MicroBatch, Update
-from rljob_worker.types import SamplingParams
+from rljob_worker.types import FloatArray, IntArray, SamplingParams, TokenLogProbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class PolicyLoss:
     Attributes:
         wanted: of the output layer.
         names: of the metrics that `__call__` returns, in order; empty until the first micro-batch.
+        before: of the micro-batches with samples below `reported`, their samples [b], the tokens of each [b], and the
+            log-probabilities of these before the step's updates.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class PolicyLoss:
         old_log_probs: list[Tensor] | None,
         reference_log_probs: list[Tensor] | None,
         version: int,
+        reported: int = 0,
     ) -> None:
         self._spec = spec.algorithm.model_copy(update={"anchor": derived.ratio_anchor(spec)})
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
@@ -130,6 +135,8 @@ class PolicyLoss:
         }
         self._version = version
         self._num_ages = derived.max_staleness(spec) + 1 if derived.mixes_versions(spec) else 0
+        self._reported = reported
+        self.before: list[tuple[IntArray, Tensor, Tensor]] = []
         self.names: list[str] = []
 
     def __call__(self, index: int, micro_batch: MicroBatch, tokens: TokenValues) -> tuple[Tensor, Tensor]:
@@ -153,12 +160,32 @@ class PolicyLoss:
             self._spec,
             self._token_loss,
         )
+        old = log_probs.detach() if self._old is None else self._old[index]
+        if (micro_batch.samples < self._reported).any():
+            self.before.append((micro_batch.samples, micro_batch.mask.sum(1), old))
         if self._num_ages:
-            old = log_probs.detach() if self._old is None else self._old[index]
             ages = self._version - micro_batch.versions
             metrics |= mismatch_by_age(old, micro_batch.rollout_log_probs, ages, self._num_ages)
         self.names = list(metrics)
         return loss, torch.stack(list(metrics.values()))
+
+
+def reported_log_probs(losses: Sequence[PolicyLoss], reported: int) -> TokenLogProbs | None:
+    """Log-probabilities before a step's updates, of this rank's samples below `reported`; None where it has none."""
+    samples: list[int] = []
+    counts: list[int] = []
+    values: list[FloatArray] = []
+    for numbers, tokens, old in (each for loss in losses for each in loss.before):
+        sizes = tokens.cpu().numpy()
+        parts = np.split(old.float().cpu().numpy(), np.cumsum(sizes)[:-1])
+        for number, size, part in zip(numbers.tolist(), sizes.tolist(), parts, strict=True):
+            if number < reported:
+                samples.append(number)
+                counts.append(size)
+                values.append(part)
+    if not samples:
+        return None
+    return TokenLogProbs(np.array(samples), np.array(counts), np.concatenate(values).astype(np.float32))
 
 
 class MetricReduction:

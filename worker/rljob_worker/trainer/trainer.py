@@ -32,7 +32,13 @@ from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.critic import Critic
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
-from rljob_worker.trainer.objective import LogProbs, PolicyLoss, TeacherTables, mean_over_updates
+from rljob_worker.trainer.objective import (
+    LogProbs,
+    PolicyLoss,
+    TeacherTables,
+    mean_over_updates,
+    reported_log_probs,
+)
 from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
@@ -250,13 +256,14 @@ class Trainer:
             if self._algorithm.needs_old_log_probs(len(updates)):
                 self._old = self._forward(updates, sampling)
 
-    def train(self, batch: TrainBatch, sampling: SamplingParams, version: int) -> StepMetrics:
+    def train(self, batch: TrainBatch, sampling: SamplingParams, version: int, reported: int = 0) -> StepMetrics:
         """All optimizer updates of a step; collective.
 
         Args:
             batch: all samples of the step, the same on every rank.
             sampling: how they were sampled; the same transform is applied to the logits.
             version: weight version that the step leads to.
+            reported: of the first so many samples the log-probabilities before the updates are reported.
 
         Returns:
             The metrics, reduced over ranks. After a loss or gradient that is not finite, `applied` is False, the
@@ -271,13 +278,17 @@ class Trainer:
                 raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
             updates = self._plan(batch)
             try:
-                results, rates = self._run_updates(updates, sampling, version)
+                results, rates, losses = self._run_updates(updates, sampling, version, reported)
+                layout = self._backend.layout
+                # Of ranks that computed the same values, one.
+                telling = layout.tp_rank == layout.cp_rank == 0
+                log_probs = reported_log_probs(losses, reported) if telling else None
             finally:
                 self._forget_step()
                 if self._device.own_memory:
                     # What the passes left in the allocator's cache would lie beside the engine's weights.
                     self._device.empty_cache()
-        return self._report(updates, results, rates, version)
+        return replace(self._report(updates, results, rates, version), log_probs=log_probs)
 
     def score(
         self,
@@ -442,8 +453,8 @@ class Trainer:
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
     def _run_updates(
-        self, updates: list[Update], sampling: SamplingParams, version: int
-    ) -> tuple[list[UpdateResult], list[float]]:
+        self, updates: list[Update], sampling: SamplingParams, version: int, reported: int
+    ) -> tuple[list[UpdateResult], list[float], list[PolicyLoss]]:
         self._check_inputs(updates)
         several = len(updates) > 1
         if several:
@@ -452,9 +463,11 @@ class Trainer:
         before = self._updates
         results: list[UpdateResult] = []
         rates: list[float] = []
+        losses: list[PolicyLoss] = []
         try:
             for index, update in enumerate(updates):
-                loss = self._loss(index, update, sampling, version)
+                loss = self._loss(index, update, sampling, version, reported)
+                losses.append(loss)
                 rates.append(learning_rate(self._updates, self.spec.training.optimizer, self._total_updates))
                 results.append(self._backend.update(update, loss, rates[-1]))
                 if results[-1].fault is not None:
@@ -466,7 +479,7 @@ class Trainer:
             raise
         if self._critic is not None:
             self._critic.settle()
-        return results, rates
+        return results, rates, losses
 
     def _check_inputs(self, updates: list[Update]) -> None:
         if self._old is None and self._algorithm.needs_old_log_probs(len(updates)):
@@ -476,7 +489,7 @@ class Trainer:
         if self._backend.teacher is not None and not self._taught:
             raise RuntimeError("train: algorithm.distill needs teacher_log_probs() of the same batch first")
 
-    def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int) -> PolicyLoss:
+    def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int, reported: int) -> PolicyLoss:
         return PolicyLoss(
             self.spec,
             update,
@@ -485,6 +498,7 @@ class Trainer:
             old_log_probs=None if self._old is None else self._old[index],
             reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
             version=version - 1,
+            reported=reported,
         )
 
     def _rollback(self, updates: int) -> None:

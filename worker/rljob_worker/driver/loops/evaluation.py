@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from rljob_api.spec import RecordsSpec
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.errors import JobError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.token_files import write_tokens
 from rljob_worker.records.trajectories import write_evaluated
 from rljob_worker.rollouts.evaluation import Answered, evaluation_metrics
+from rljob_worker.rollouts.kept_tokens import choose, tokens_of
 from rljob_worker.rollouts.rows import response_row
 
 _EVALUATED = "evaluated"
@@ -64,4 +67,6 @@ class EvaluationLoop(Job[Handover]):
         failures = WriteFailures()
         if write_evaluated(self._records.folder, rows, failures) is None:
             raise JobError(f"the responses cannot be written: {failures.last('trajectories')}")
+        kept = choose([one.group for one in answered], RecordsSpec(), 0)
+        write_tokens(self._records.folder, 0, tokens_of(kept, self._inputs.tokenizer), self._failures)
         self._count = len(rows)

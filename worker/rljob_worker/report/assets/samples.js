@@ -23,21 +23,97 @@
     list.append(element("dt", name), element("dd", text, className));
   }
 
-  // A token by how likely the engine found it: the redder, the less.
-  function coloured(sample) {
-    const shown = element("dd");
-    for (const [text, logprob] of sample.tokens) {
-      const piece = element("span", text, "token");
-      piece.style.backgroundColor = `rgba(214, 39, 40, ${Math.min(0.7, -logprob / 8).toFixed(3)})`;
-      piece.title = `log-probability ${short(logprob)}`;
-      shown.append(piece);
-    }
-    return shown;
+  // How tokens may be coloured: the text that says so, from a token's numbers to [red, green, blue, strength 0 to 1].
+  const [RED, BLUE] = [[203, 67, 20], [33, 102, 172]];
+  const LEAST = 1e-4;
+  const COLOURS = {
+    likely: {
+      label: "by the engine's log-probability",
+      of: (engine) => [...RED, Math.min(1, -engine / 8)],
+      legend: [["likely", [...RED, 0]], ["log-probability -4", [...RED, 0.5]], ["-8 or less", [...RED, 1]]],
+    },
+    mismatch: {
+      label: "by the difference of trainer and engine",
+      of: (engine, difference) => [...(difference < 0 ? RED : BLUE), apart(difference)],
+      legend: [["trainer less likely by 1 or more", [...RED, 1]], ["by 0.01", [...RED, 0.5]], ["equal within 0.0001", [...RED, 0]], ["trainer more likely by 0.01", [...BLUE, 0.5]], ["by 1 or more", [...BLUE, 1]]],
+    },
+  };
+
+  function apart(difference) {
+    const size = Math.abs(difference);
+    return difference === null || size <= LEAST ? 0 : Math.min(1, Math.log10(size / LEAST) / 4);
   }
 
+  // Never so dark that black text on it is hard to read.
+  const filled = ([red, green, blue, strength]) => (strength ? `rgba(${red}, ${green}, ${blue}, ${(0.65 * strength).toFixed(3)})` : "");
+
+  function numbers([text, engine, difference], at, count) {
+    const told = [`token ${at + 1} of ${count}: ${JSON.stringify(text)}`, `engine ${short(engine)}`];
+    if (difference === null) told.push("trainer: not trained on");
+    else told.push(`trainer ${short(engine + difference)}`, `difference ${short(difference)}`, `ratio ${short(Math.exp(difference))}`);
+    return told.join(", ");
+  }
+
+  // Tokens of one answer, whose numbers a pointer or the arrow keys show in the line below.
+  function coloured(tokens, missing) {
+    const { of } = COLOURS[controls.colours.value];
+    const box = element("dd", undefined, "tokens");
+    const text = element("div", undefined, "pieces");
+    const line = element("output");
+    let current = -1;
+    text.tabIndex = 0;
+    text.setAttribute("role", "group");
+    text.setAttribute("aria-label", `${tokens.length} tokens: the arrow keys go from one to the next`);
+    const point = (at) => {
+      if (at < 0 || at >= tokens.length) return;
+      if (current >= 0) text.children[current].classList.remove("current");
+      current = at;
+      text.children[at].classList.add("current");
+      line.textContent = numbers(tokens[at], at, tokens.length);
+    };
+    tokens.forEach((token, at) => {
+      const piece = element("span", token[0], "token");
+      piece.style.backgroundColor = filled(of(token[1], token[2]));
+      piece.dataset.at = at;
+      text.append(piece);
+    });
+    if (missing > 0) text.append(`\n[... ${missing} further tokens, whose log-probabilities were not kept ...]`);
+    text.addEventListener("pointerover", (event) => { if (event.target.dataset.at) point(Number(event.target.dataset.at)); });
+    text.addEventListener("keydown", (event) => {
+      const moves = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: tokens.length - 1 };
+      if (!(event.key in moves)) return;
+      point(moves[event.key]);
+      event.preventDefault();
+    });
+    box.append(text, line);
+    return box;
+  }
+
+  function legend() {
+    const place = controls.legend;
+    place.replaceChildren();
+    if (!(controls.colours.value in COLOURS)) return;
+    for (const [label, color] of COLOURS[controls.colours.value].legend) {
+      const piece = element("span", label, "token");
+      piece.style.backgroundColor = filled(color);
+      place.append(piece, " ");
+    }
+  }
+
+  const tokensOf = (sample) => (controls.colours.value in COLOURS ? sample.tokens : undefined);
+
   function turns(list, sample) {
+    const tokens = tokensOf(sample);
+    let first = 0;
     sample.turns.forEach((turn, index) => {
-      field(list, `turn ${index + 1} action`, `${turn.action}\n(${turn.tokens} tokens, reward ${short(turn.reward)})`);
+      const name = `turn ${index + 1} action`;
+      const about = `(${turn.tokens} tokens, reward ${short(turn.reward)})`;
+      const own = tokens ? tokens.slice(first, first + turn.tokens) : [];
+      first += turn.tokens;
+      if (own.length) {
+        list.append(element("dt", name), coloured(own, turn.tokens - own.length));
+        field(list, "", about);
+      } else field(list, name, `${turn.action}\n${about}`);
       if (turn.error) field(list, "failed", turn.error, "failed");
       else if (!turn.done) field(list, "observation", turn.observation);
     });
@@ -54,7 +130,7 @@
     const list = element("dl");
     field(list, "prompt", sample.prompt);
     if (sample.turns) turns(list, sample);
-    else if (sample.tokens) list.append(element("dt", "response"), coloured(sample));
+    else if (tokensOf(sample)) list.append(element("dt", "response"), coloured(sample.tokens, sample.response_tokens - sample.tokens.length));
     else field(list, "response", sample.response);
     if (sample.label !== null) field(list, "label", sample.label);
     for (const [name, value] of Object.entries(sample.reward_parts)) field(list, name, short(value));
@@ -89,6 +165,8 @@
     first = Math.max(0, Math.min(first, rows.length - 1));
     const page = rows.slice(first, first + PAGE);
     controls.count.textContent = rows.length ? `${first + 1} to ${first + page.length} of ${rows.length}` : "none";
+    controls.colours.parentElement.hidden = !loaded[step].some((sample) => sample.tokens);
+    legend();
     controls.list.replaceChildren(...page.map(shown));
   }
 
@@ -115,12 +193,14 @@
       form.append(label);
       return input;
     };
-    controls = { step: element("select"), order: element("select"), text: element("input"), count: element("span"), list: element("div") };
+    controls = { step: element("select"), order: element("select"), text: element("input"), colours: element("select"), count: element("span"), legend: element("p", undefined, "legend"), list: element("div") };
     labelled("step", controls.step);
     controls.order.append(option("written", "as sampled"), option("worst", "lowest reward first"), option("best", "highest reward first"));
     labelled("order", controls.order);
     controls.text.type = "search";
     labelled("containing", controls.text);
+    controls.colours.append(...Object.entries(COLOURS).map(([name, { label }]) => option(name, label)), option("plain", "as plain text"));
+    labelled("tokens", controls.colours);
     const move = (text, by) => {
       const button = element("button", text);
       button.type = "button";
@@ -130,9 +210,9 @@
     move("previous", -PAGE);
     move("next", PAGE);
     form.append(controls.count);
-    for (const input of [controls.step, controls.order, controls.text]) input.addEventListener("input", () => { first = 0; show(); });
+    for (const input of [controls.step, controls.order, controls.text, controls.colours]) input.addEventListener("input", () => { first = 0; show(); });
     form.addEventListener("submit", (event) => event.preventDefault());
-    place.replaceChildren(form, ...(content.samples.note ? [element("p", content.samples.note)] : []), controls.list);
+    place.replaceChildren(form, ...(content.samples.note ? [element("p", content.samples.note)] : []), controls.legend, controls.list);
     offerSteps();
     show();
   }
@@ -161,6 +241,9 @@
     report.load(content.runs);
   }
   build();
-  if (content.live) follow(content.version);
+  if (content.live) {
+    byId("trace").href += `?token=${encodeURIComponent(token)}`;
+    follow(content.version);
+  }
   document.documentElement.dataset.ready = "true";
 })();
