@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES, SWITCH_PHASES
 from rljob_api.safe_text import visible_line
 from rljob_api.wire.step_record import StepRecord
@@ -19,13 +20,6 @@ _GLYPHS = {
     **{"reward": "▚", "checkpoint": "▞"},
 }
 _ASCII = str.maketrans("█▓▒░▚▞▟·", "#=+-r:e.", _EIGHTHS[1:])
-_COLOURS = {
-    "rollout": 33, "env_wait": 45, "reward": 44, "rollout_sleep": 205, "wake_up": 208, "values": 79,
-    "ref_log_probs": 70, "teacher_log_probs": 71, "log_probs": 34, "critic_train": 36, "actor_train": 28,
-    "checkpoint": 226, "rollout_wake_weights": 213,
-    "update_weights": 196, "sleep": 130, "rollout_wake_kv": 219, "eval": 99, "batch_wait": 153, "reward_wait": 159,
-    "admission_wait": 195, OTHER: 244,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ def progress_bar(done: float, style: Style, room: int) -> str:
     """A share between 0 and 1 as a bar in brackets."""
     cells = round(min(max(done, 0.0), 1.0) * room)
     full, rest = ("█", "·") if style.unicode else ("#", ".")
-    return f"[{style.paint(full * cells, _COLOURS['rollout'])}{rest * (room - cells)}]"
+    return f"[{style.paint(full * cells, PHASE_COLORS['rollout'])}{rest * (room - cells)}]"
 
 
 def _unknown(steps: Sequence[Step]) -> list[str]:
@@ -122,8 +116,8 @@ def _cell(name: str, style: Style, count: int = 1) -> str:
     return (glyph if style.unicode else glyph.translate(_ASCII)) * count
 
 
-def _colour(name: str) -> int:
-    return _COLOURS.get(name, 250)
+def _colour(name: str) -> str:
+    return PHASE_COLORS.get(name, "bright_black")
 
 
 def _bar(cells: float, style: Style) -> str:

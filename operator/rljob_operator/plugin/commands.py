@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlencode
 
 from rljob_api.json_types import JsonObject
+from rljob_api.looks import BAD, FAINT, GOOD, HEADING, WAITING
 from rljob_api.safe_text import visible, visible_json, visible_line
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_api.wire.step_record import StepRecord
@@ -29,7 +30,7 @@ from rljob_operator.plugin.logs import show_logs
 from rljob_operator.plugin.observe import look, parse_job
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
-from rljob_operator.plugin.status import show_list, show_status
+from rljob_operator.plugin.status import PHASE_LOOKS, show_list, show_status
 from rljob_operator.plugin.terminal import Style, columns, wrapped
 from rljob_operator.plugin.trace import LARGEST_BYTES, DriverTrace, cluster_trace
 from rljob_operator.ray.driver import Driver
@@ -43,7 +44,9 @@ from rljob_operator.state.observed import JobView
 
 _TRACE_SECONDS = 120.0
 """The driver's machine needs some seconds for a long run's trace."""
+_ROW = 1000
 _FINAL = ("Succeeded", "Failed")
+_STATE_LOOKS = {"passed": GOOD, "problems": BAD, "running": WAITING, "waiting": FAINT}
 
 
 async def status(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -102,9 +105,16 @@ async def why(cluster: Cluster, options: argparse.Namespace) -> None:
         _print_document({**document, "unseen": found.unseen}, options.output)
         return
     style = Style.of(sys.stdout)
-    lines = wrapped(f"{explanation.reason}: {explanation.message}", style)
+    first, *rest = wrapped(f"{explanation.reason}: {explanation.message}", style)
+    # The reason is one word, and in the first line whole.
+    reason, colon, begun = first.partition(":")
+    lines = [f"{style.paint(reason, HEADING)}{colon}{begun}", *rest]
     if explanation.lines:
-        lines += ["", "The driver's last lines:", *(f"  {visible_line(line)}" for line in explanation.lines)]
+        lines += [
+            "",
+            style.paint("The driver's last lines:", HEADING),
+            *(f"  {visible_line(line)}" for line in explanation.lines),
+        ]
     for sentence in found.unseen:
         lines += ["", *wrapped(f"Not looked at, so the cause may lie there: {sentence}", style)]
     _print(lines)
@@ -133,9 +143,10 @@ def _show_examinations(found: Sequence[Examination], unseen: str, options: argpa
     if options.output:
         _print_document([asdict(one) for one in found], options.output)
     else:
+        style = Style.of(sys.stdout)
         for one in found:
             where = f"Pod {one.pod} on {one.node or 'no node yet'}" if one.pod else "All nodes"
-            _print([f"{where}: {one.state}"])
+            _print([f"{style.paint(where, HEADING)}: {style.paint(one.state, _STATE_LOOKS[one.state])}"])
             text = one.report or one.message
             _print([f"  {visible(line)}" for line in text.strip().splitlines()] if text.strip() else [])
     if unseen:
@@ -249,7 +260,10 @@ async def list_jobs(cluster: Cluster, options: argparse.Namespace) -> None:
     if options.output:
         _print_document(items, options.output)
     elif items:
-        _print(columns(show_list(items, everywhere, time.time()), Style(width=1000), indent=""))
+        # Not as wide as the terminal: a row is a line, for people and for programs.
+        style = replace(Style.of(sys.stdout), width=_ROW)
+        rows = show_list(items, everywhere, time.time())
+        _print(columns(rows, style, indent="", heading=True, looks=PHASE_LOOKS))
     else:
         _say(f"there are no RLJobs in {'any namespace' if everywhere else f'namespace {cluster.namespace}'}")
 

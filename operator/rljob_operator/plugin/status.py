@@ -7,6 +7,7 @@ from datetime import datetime
 
 from rljob_api import derived
 from rljob_api.derived import ENGINE_GROUP, TRAINER_GROUP
+from rljob_api.looks import BAD, FAINT, GOOD, HEADING, WAITING
 from rljob_api.safe_text import visible_line
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_operator.kubernetes_objects import RLJobObject
@@ -16,10 +17,14 @@ from rljob_operator.state.goodput import settled
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.timing import duration_text, seconds_of, seconds_since
 
-_COLOURS = {
-    JobPhase.RUNNING: 34, JobPhase.SUCCEEDED: 34, JobPhase.FAILED: 196, JobPhase.QUEUED: 178, JobPhase.STARTING: 178,
-    JobPhase.SUSPENDED: 178, JobPhase.PENDING: 178,
-}  # fmt: skip
+PHASE_LOOKS = {
+    **dict.fromkeys((JobPhase.RUNNING.value, JobPhase.SUCCEEDED.value), GOOD),
+    **dict.fromkeys(
+        (JobPhase.QUEUED.value, JobPhase.STARTING.value, JobPhase.PENDING.value, JobPhase.SUSPENDED.value), WAITING
+    ),
+    JobPhase.FAILED.value: BAD,
+}
+_CONDITION_LOOKS = {"False": FAINT, "Unknown": WAITING}
 
 
 def show_status(job: JobView, steps: Sequence[Step], source: str, now: float, style: Style) -> list[str]:
@@ -73,18 +78,22 @@ def _readable_status(item: RLJobObject) -> RLJobStatus:
 
 
 def _records(source: str, steps: Sequence[Step], style: Style) -> list[str]:
-    heading = [style.paint(line, None, bold=True) for line in wrapped(source, style)]
+    heading = [style.paint(line, HEADING) for line in wrapped(source, style)]
     return [*heading, *draw_steps(steps, style), *([""] if steps else []), *draw_phases(steps, style)]
 
 
 def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
-    return [style.paint(title, None, bold=True), *lines] if lines else []
+    return [style.paint(title, HEADING), *lines] if lines else []
 
 
 def _summary(job: JobView, now: float, style: Style) -> list[str]:
     status, spec = job.status, job.spec
-    phase = style.paint(status.phase.value, _COLOURS[status.phase]) if status.phase else "not seen by the operator yet"
-    lines = [f"{style.paint(f'RLJob {job.namespace}/{job.name}', None, bold=True)}: {phase}"]
+    phase = (
+        style.paint(status.phase.value, PHASE_LOOKS[status.phase.value])
+        if status.phase
+        else "not seen by the operator yet"
+    )
+    lines = [f"{style.paint(f'RLJob {job.namespace}/{job.name}', HEADING)}: {phase}"]
     if status.message:
         lines += wrapped(status.message, style, "  ")
     if job.problem:
@@ -130,7 +139,7 @@ def _conditions(job: JobView, now: float, style: Style) -> list[str]:
         [c.type, c.status, c.reason, duration_text(seconds_since(c.last_transition_time, now)), c.message]
         for c in job.status.conditions
     ]
-    return columns(rows, style)
+    return columns(rows, style, looks=_CONDITION_LOOKS)
 
 
 def _attempts(job: JobView, now: float, style: Style) -> list[str]:

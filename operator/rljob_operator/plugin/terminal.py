@@ -1,17 +1,38 @@
-"""Text for a terminal: widths, colours, times, columns."""
+"""Text for a terminal: widths, colours, times, columns; rich draws it, as it does for `rljob`."""
 
 from __future__ import annotations
 
+import io
 import os
-import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TextIO
 
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style as Look
+from rich.table import Table
+from rich.text import Text
+
+from rljob_api.looks import HEADING
 from rljob_api.safe_text import visible, visible_line
 
 _NARROWEST = 40
+
+
+class Palette(StrEnum):
+    """Colours that a terminal has, as rich names them."""
+
+    STANDARD = "standard"
+    EIGHT_BIT = "256"
+    TRUECOLOR = "truecolor"
+    WINDOWS = "windows"
+
+
+_SYSTEMS = {palette: ColorSystem[palette.name] for palette in Palette}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +40,32 @@ class Style:
     """Capabilities of the terminal."""
 
     width: int = 80
-    colour: bool = False
+    colours: Palette | None = None
+    """None: no colours."""
     unicode: bool = True
 
     @classmethod
     def of(cls, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-        """Colour on a terminal alone and not where NO_COLOR is set; the width is COLUMNS or the terminal's, else 80."""
-        terminal = stream.isatty() and environment.get("TERM") != "dumb"
+        """Colours on a terminal alone, and not where NO_COLOR is set; width of COLUMNS or of the terminal, else 80."""
+        console = Console(file=stream, _environ=environment)
         encoding = (stream.encoding or "ascii").lower().replace("-", "")
+        plain = not stream.isatty() or console.no_color or console.is_dumb_terminal
         return cls(
-            width=max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST),
-            colour=terminal and not environment.get("NO_COLOR"),
+            width=max(console.width, _NARROWEST),
+            colours=None if plain or console.color_system is None else Palette(console.color_system),
             unicode=encoding.startswith("utf"),
         )
 
-    def paint(self, text: str, colour: int | None, bold: bool = False) -> str:
-        """Text in a colour of the 256-colour palette, where there are colours."""
-        if not self.colour or not text or (colour is None and not bold):
+    @property
+    def colour(self) -> bool:
+        """Whether there are colours."""
+        return self.colours is not None
+
+    def paint(self, text: str, look: str) -> str:
+        """Text in a style of rich's, as near as the terminal comes to it; as it is where there are no colours."""
+        if self.colours is None or not text:
             return text
-        codes = ["1"] * bold + ([f"38;5;{colour}"] if colour is not None else [])
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
+        return Look.parse(look).render(text, color_system=_SYSTEMS[self.colours])
 
 
 def wrapped(text: str, style: Style, indent: str = "") -> list[str]:
@@ -53,19 +80,47 @@ def wrapped(text: str, style: Style, indent: str = "") -> list[str]:
     )
 
 
-def columns(rows: Sequence[Sequence[str]], style: Style, indent: str = "  ") -> list[str]:
-    """Rows with aligned columns; the last column is wrapped into the rest of the line."""
+def columns(
+    rows: Sequence[Sequence[str]],
+    style: Style,
+    indent: str = "  ",
+    *,
+    heading: bool = False,
+    looks: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Rows with aligned columns; the last column is wrapped into the rest of the line.
+
+    Args:
+        rows: texts from outside too: what a terminal would obey is shown.
+        style: the terminal.
+        indent: before each line.
+        heading: whether the first row is one.
+        looks: text of a cell, but for the last -> its style.
+    """
     if not rows:
         return []
-    rows = [[*map(visible_line, row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        start = indent + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths))
-        rest = wrapped(row[-1], style, " " * min(len(start), style.width // 2)) or [""]
-        lines.append((start + rest[0].lstrip()).rstrip())
-        lines += rest[1:]
-    return lines
+    looks = looks or {}
+    shown = [list(map(visible_line, row[:-1])) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    start = len(indent) + sum(width + 2 for width in widths)
+    room = Style(width=max(style.width - start, style.width // 4))
+    last = [wrapped(row[-1], room) for row in rows]
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for _ in rows[0]:
+        table.add_column(no_wrap=True)
+    for number, (cells, lines) in enumerate(zip(shown, last, strict=True)):
+        look = HEADING if heading and not number else ""
+        # Appended, for the padding of a text that has a style has it too.
+        named = [Text().append(cell, look or looks.get(cell, "")) for cell in cells]
+        table.add_row(*named, Text().append("\n".join(lines), look))
+    # As wide as it is: a line that is too long for the terminal is not cut, so that it can be copied.
+    width = start + max((cell_len(line) for lines in last for line in lines), default=0) + 2
+    console = Console(
+        file=io.StringIO(), width=width, color_system=style.colours, force_terminal=style.colour, _environ={}
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return [f"{indent}{line}".rstrip() for line in captured.get().split("\n")[:-1]]
 
 
 def seconds(value: float) -> str:

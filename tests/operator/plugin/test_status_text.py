@@ -18,8 +18,8 @@ from rljob_api.safe_text import visible
 from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin.bars import OTHER, Step, draw_phases, draw_steps, progress_bar
 from rljob_operator.plugin.rendering import to_yaml
-from rljob_operator.plugin.status import show_list, show_status
-from rljob_operator.plugin.terminal import Style, columns, number, seconds, wrapped
+from rljob_operator.plugin.status import PHASE_LOOKS, show_list, show_status
+from rljob_operator.plugin.terminal import Palette, Style, columns, number, seconds, wrapped
 
 PLAIN = Style(width=80)
 GOLDEN = Path(__file__).parent / "status.txt"
@@ -111,7 +111,7 @@ def test_the_whole_status_as_it_is_printed() -> None:
 def test_it_fits_the_width_and_colours_change_no_letter(width: int) -> None:
     view = job(STATUS)
     plain = show_status(view, STEPS, "The last steps", NOW, Style(width=width))
-    coloured = show_status(view, STEPS, "The last steps", NOW, Style(width=width, colour=True))
+    coloured = show_status(view, STEPS, "The last steps", NOW, Style(width=width, colours=Palette.EIGHT_BIT))
     bare = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in coloured]
     if width >= 80:
         assert max(map(len, plain)) <= width
@@ -215,16 +215,35 @@ def test_yaml_says_the_same_and_holds_nothing_that_is_obeyed(value: str) -> None
     assert ("日本" in text) == ("日本" in value)
 
 
-def test_the_style_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_style_of_a_stream() -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setenv("COLUMNS", "100")
     terminal = Terminal(io.BytesIO(), encoding="UTF-8")
-    assert Style.of(terminal, {}) == Style(100, colour=True, unicode=True)
+    wide = {"COLUMNS": "100"}
+    assert Style.of(terminal, wide) == Style(100, Palette.STANDARD)
+    assert Style.of(terminal, wide | {"TERM": "xterm-256color"}).colours is Palette.EIGHT_BIT
+    assert Style.of(terminal, wide | {"COLORTERM": "truecolor"}).colours is Palette.TRUECOLOR
     assert not Style.of(terminal, {"NO_COLOR": "1"}).colour
     assert not Style.of(terminal, {"TERM": "dumb"}).colour
-    assert Style.of(io.TextIOWrapper(io.BytesIO(), encoding="ascii"), {}) == Style(100, unicode=False)
-    monkeypatch.setenv("COLUMNS", "10")
-    assert Style.of(terminal, {}).width == 40
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert Style.of(pipe, wide) == Style(100, unicode=False)
+    assert not Style.of(pipe, {"FORCE_COLOR": "1"}).colour, "nothing that is piped has colours"
+    assert Style.of(terminal, {"COLUMNS": "10"}).width == 40
+
+
+def test_states_are_coloured_as_rljob_colours_them_and_rows_are_aligned_by_what_is_seen() -> None:
+    rows = [["NAME", "PHASE", "STEP"], ["日本", "Failed", "1"], ["b", "Running", "2"], ["c", "odd\x1b[2J", "3"]]
+    style = Style(80, Palette.STANDARD)
+    lines = columns(rows, style, "", heading=True, looks=PHASE_LOOKS)
+    assert "\x1b[1mNAME\x1b[0m" in lines[0]
+    assert "\x1b[1;31mFailed\x1b[0m" in lines[1]
+    assert "\x1b[32mRunning\x1b[0m" in lines[2]
+    plain = columns(rows, PLAIN, "", heading=True, looks=PHASE_LOOKS)
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines] == plain
+    assert plain[1:3] == ["日本  Failed      1", "b     Running     2"]
+    assert r"odd\x1b[2J" in plain[3]
+    assert columns([["a", "one " * 60]], Style(50), "  ") == ["  a  " + " ".join(["one"] * 11)] + [
+        "     " + " ".join(["one"] * 11)
+    ] * 4 + ["     " + " ".join(["one"] * 5)]

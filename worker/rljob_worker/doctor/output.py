@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.looks import BAD, FAINT, GOOD, HEADING, WAITING
 from rljob_api.safe_text import visible
 from rljob_worker.doctor.findings import Finding, Report, Status
 
-_STYLE = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "bold red", Status.NOT_APPLICABLE: "dim"}
+_STYLE = {Status.OK: GOOD, Status.WARNING: WAITING, Status.PROBLEM: BAD, Status.NOT_APPLICABLE: FAINT}
 _SHORT = {Status.OK: "ok", Status.WARNING: "warning", Status.PROBLEM: "problem", Status.NOT_APPLICABLE: "-"}
 TERMINATION_BYTES = 1000
 """`kubectl rljob why` shows about so much of a pod's message; Kubernetes keeps 4096 bytes."""
@@ -26,7 +27,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style=HEADING)
     headings = ["", *(["node"] if report.cluster else []), "what", "found", "wanted", "how to fix"]
     for heading in headings:
         table.add_column(heading, no_wrap=heading == "", overflow="fold")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rljob_api.json_types import JsonObject
+from rljob_api.looks import HEADING
 from rljob_worker.doctor.findings import FORMAT, Finding, Status, not_applicable, ok, problem
 from rljob_worker.doctor.output import line
 from rljob_worker.upstream.install import PATCHES
@@ -53,7 +54,7 @@ class PatchReport:
             for finding in self.findings:
                 console.print(line(finding, with_node=False), highlight=False, markup=False, soft_wrap=True)
             return
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style=HEADING)
         for heading in ("", "patch", "process", "device", "found", "made for", "changes", "why"):
             table.add_column(heading, overflow="fold")
         for (patch, _), finding in zip(self._rows, self.findings, strict=True):

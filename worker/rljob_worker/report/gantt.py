@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES, TRAINER_LANE
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import replacing
-from rljob_worker.report.colors import PHASE_COLORS
 
 _NARROWEST_LABEL = 0.05
 """Share of the picture's width from which on a bar has its phase's name on it."""

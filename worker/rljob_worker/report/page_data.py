@@ -9,13 +9,13 @@ from typing import Any
 
 from rljob_api import metrics as m
 from rljob_api.json_types import JsonObject
+from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES
 from rljob_api.safe_text import visible, visible_line
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
 from rljob_worker.records.token_files import SampleTokens, StepTokens, read_tokens
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
-from rljob_worker.report.colors import PHASE_COLORS
 from rljob_worker.report.panels import COLORS, Panel, evaluated_rewards, panels_of
 from rljob_worker.report.text import excerpt
 

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from rljob_api import metrics as m
+from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.host.files import replacing
-from rljob_worker.report.colors import PHASE_COLORS
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, evaluated_rewards, panels_of
 

@@ -1,4 +1,5 @@
-"""The colour of each phase, the same in all pictures."""
+"""Colours and styles of what people see, the same in pictures, in `rljob` and in `kubectl rljob`; names as rich has
+them."""
 
 from __future__ import annotations
 
@@ -26,3 +27,7 @@ PHASE_COLORS = {
     "other": "#525252",
 }
 """Generation is blue, training green, handing the devices over orange to red."""
+
+HEADING = "bold"
+GOOD, WAITING, BAD, FAINT = "green", "yellow", "bold red", "dim"
+"""Styles of texts: what is as it should be, what waits or should be looked at, what failed, what matters little."""
