@@ -116,7 +116,7 @@ def test_the_operators_install_has_operator_validate_and_plugin(released: Path, 
             [programs / "rljob", "validate", ROOT / "examples" / "qwen3-4b-grpo-8x910b1.yaml"],
             "is valid\nby the API's rules; model, data",
         ),
-        ([programs / "rljob", "--help"], r"doctor +not here: \w+, a package of the worker, is not installed"),
+        ([programs / "rljob", "--help"], "usage: rljob"),
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
