@@ -104,7 +104,7 @@ def _texts(ids: Sequence[int], follows: Sequence[bool], tokenizer: PreTrainedTok
 
 
 def _added(before: str, both: str) -> str:
-    """What a token adds to the one before; empty where that cannot be told."""
+    """What a token adds to the one before; empty where that is not clear."""
     if both.startswith(before):
         return both[len(before) :]
     return both if _UNKNOWN in before else ""
