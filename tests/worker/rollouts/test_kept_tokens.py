@@ -1,4 +1,4 @@
-"""Which tokens of a step are kept, their texts, and how the trainers' numbers come to them."""
+"""Choice of the tokens of a step that are kept, their texts, and how the trainers' numbers come to them."""
 
 from __future__ import annotations
 

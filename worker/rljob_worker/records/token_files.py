@@ -15,7 +15,7 @@ from rljob_worker.records.step_files import read_step_file, step_files, write_st
 
 FOLDER = "tokens"
 VERSION = 1
-"""Of the file's format, in its first line."""
+"""Version of the file's format, in its first line."""
 _DECIMALS, _DIGITS = 4, 3
 
 
@@ -100,7 +100,7 @@ class StepTokens:
         return len(self._samples)
 
     def of(self, row: Mapping[str, Any]) -> SampleTokens | None:
-        """Those of a row of the step's trajectory file; None: they were not kept, or are of another response."""
+        """Tokens of a row of the step's trajectory file; None: they were not kept, or are of another response."""
         found = self._samples.get((row.get("ordinal", -1), row["sample"]))
         return found if found is not None and found.response == digest(row["response"]) else None
 

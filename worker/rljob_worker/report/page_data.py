@@ -22,7 +22,7 @@ from rljob_worker.report.text import excerpt
 _SAMPLE_CHARACTERS = 4_000_000
 """Characters of all samples in a page."""
 _TOKEN_CHARACTERS = 20
-"""Of a token's numbers."""
+"""Characters of a token's numbers."""
 _MOST_VALUES = 1_500_000
 """Values of all metrics; beyond it only those of the panels are in the page."""
 _DIGITS = 6

@@ -9,7 +9,7 @@ from rljob_api.metrics import ROLLOUT_TAIL_KEY
 from rljob_api.phases import PHASES
 
 COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
-"""Of the curves of a panel, in order: no panel has more curves."""
+"""Colours of the curves of a panel, in order: no panel has more curves."""
 SHARE = "share"
 _GROUPS = {"filtered": "filtered", "surplus": "surplus", "deferred": "deferred", "discarded": "discarded"}
 

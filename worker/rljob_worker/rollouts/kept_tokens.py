@@ -1,4 +1,4 @@
-"""Which tokens of a step are kept with their log-probabilities, their texts, and what the trainers say of them."""
+"""Choice of the tokens of a step that are kept, their texts, and their log-probabilities from engine and trainers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_TOKENS = 32_768
-"""Of a step: at most some 2 MiB as text, and a third of that in its file."""
+"""Tokens of a step: at most some 2 MiB as text, and a third of that in its file."""
 _LONGEST_TEXT = 200
 """Characters of a token's text."""
 _UNKNOWN = "\ufffd"
@@ -33,7 +33,7 @@ class Kept:
     count: int
     """Tokens, of those that were sampled."""
     number: int | None
-    """Of the sample in the batch that the step trains on; None: it is not in it."""
+    """Number of the sample in the batch that the step trains on; None: it is not in it."""
 
 
 def choose(groups: Sequence[Group], records: RecordsSpec, step: int, most: int = MOST_TOKENS) -> list[Kept]:
@@ -90,7 +90,7 @@ def tokens_of(kept: Sequence[Kept], tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def _texts(ids: Sequence[int], follows: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What each token adds to the text of the one before it, where it follows that one; of bytes that are no whole
+    """Text that each token adds to the text of the one before it, where it follows that one; of bytes that are no whole
     character U+FFFD."""
     singles = sorted({*ids})
     alone = dict(zip(singles, _decoded(tokenizer, [[token] for token in singles])))
@@ -104,7 +104,7 @@ def _texts(ids: Sequence[int], follows: Sequence[bool], tokenizer: PreTrainedTok
 
 
 def _added(before: str, both: str) -> str:
-    """What a token adds to the one before; empty where that is not clear."""
+    """Text that a token adds to the one before; empty where that is not clear."""
     if both.startswith(before):
         return both[len(before) :]
     return both if _UNKNOWN in before else ""

@@ -69,7 +69,7 @@ class Step:
     kept: list[Kept] = field(default_factory=list)
     """Samples whose tokens are kept with their log-probabilities."""
     tokens: list[SampleTokens] = field(default_factory=list)
-    """Of each of these, with the engine's."""
+    """Tokens of each of these, with the engine's."""
     trained: list[StepMetrics] = field(default_factory=list)
     """Report of each trainer."""
 
