@@ -39,7 +39,7 @@ def write_trajectories(
 
 
 def kept_samples(sizes: Sequence[int], spec: RecordsSpec) -> list[int]:
-    """Number of samples of each group that are written, by the groups' sizes: whole groups as long as the limit keeps them.
+    """Number of samples of each group that are written: whole groups as long as the limit keeps them.
 
     Of a first group that is larger than the limit there are as many as it allows.
     """
