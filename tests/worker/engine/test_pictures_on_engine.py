@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pictures_process import spec_of
+from support.warm.client import WarmProcess
+from support.warm.protocol import ENGINE, TRAINER
+from support.warm.scripts import VARIABLES
 
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_worker.engine.environment import engine_environment
 
 HERE = Path(__file__).parent
+ROLES = {"engine": ENGINE, "trainer": TRAINER}
 
 
 def result_of(role: str, kind: str, folder: Path) -> dict[str, Any]:
     """The findings of a process of its own: vLLM and a trainer have a process group each."""
-    command = [sys.executable, str(HERE / "pictures_process.py"), role, kind, str(folder), str(folder / "found.json")]
-    environment = os.environ | engine_environment(spec_of(kind, folder)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
-    [line] = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    own = (
+        VARIABLES if role == "trainer" else engine_environment(spec_of(kind, folder)) | {BACKEND_AUTOLOAD_VARIABLE: "0"}
+    )
+    environment = os.environ | own | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [str(HERE / "pictures_process.py"), role, kind, str(folder), str(folder / "found.json")]
+    process = WarmProcess(ROLES[role], command, environment)
+    output = process.communicate(400)[0]
+    assert process.returncode == 0, output[-4000:]
+    [line] = [line.removeprefix("RESULT ") for line in output.splitlines() if line.startswith("RESULT ")]
     result: dict[str, Any] = json.loads(line)
     return result
 
