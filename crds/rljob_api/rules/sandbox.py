@@ -7,8 +7,10 @@ from typing import Any
 
 from rljob_api.quantities import to_number
 from rljob_api.rewards import SANDBOX_SHARE
-from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.findings import Check, Finding, address_fault
+from rljob_api.rules.texts import reward_functions
 from rljob_api.spec import RLJobSpec, SandboxSpec
+from rljob_api.spec.sandbox import Isolation, SandboxServiceSpec
 
 _LEAST_MEMORY = 2**26
 
@@ -30,6 +32,44 @@ def _limits(spec: Any) -> Iterator[Finding]:
         yield Finding(("sandbox",), "has no effect: no reward is called code", "leave it out")
 
 
+def _service(spec: Any) -> Iterator[Finding]:
+    """A service that is not asked for, or not described, and what it cannot do."""
+    sandbox = spec.sandbox or SandboxSpec()
+    elsewhere = sandbox.isolation == Isolation.SERVICE
+    if elsewhere != (sandbox.service is not None):
+        if elsewhere:
+            yield Finding(("sandbox", "service"), "is needed by isolation: Service", "{urls: [http://sandbox:8080]}")
+        else:
+            yield Finding(("sandbox", "service"), "has no effect without isolation: Service", "leave it out")
+    if not elsewhere:
+        return
+    for name in ("memory", "require_files"):
+        if getattr(sandbox, name) != getattr(SandboxSpec(), name):
+            place = ("sandbox", "requireFiles" if name == "require_files" else name)
+            yield Finding(place, "has no effect: a service keeps programs in its own bounds", "leave it out")
+    seen = set()
+    for (place_, function), _ in reward_functions(spec):
+        if function.name == "code" and place_ not in seen and function.args.get("kind") == "Pytest":
+            wrong = "calls the program from another process, which a service does not run beside it"
+            yield Finding((*place_, "args", "kind"), wrong, "Stdin or Calls, or sandbox.isolation: Process")
+        seen.add(place_)
+    for reward in _whole_rewards(spec):
+        if not reward.network and any(function.name == "code" for function in reward.parts or [reward]):
+            yield Finding(
+                ("sandbox", "isolation"), "Service is not reached with the reward's network: false", "Process"
+            )
+
+
+def _urls(service: Any) -> Iterator[Finding]:
+    for index, url in enumerate(service.urls):
+        if wrong := address_fault(url):
+            yield Finding(("urls", index), wrong, "like http://sandbox:8080")
+        elif url.rstrip("/").endswith("/run_code"):
+            yield Finding(("urls", index), "is that of one request", "the address before it, like http://sandbox:8080")
+        elif url in service.urls[:index]:
+            yield Finding(("urls", index), "is there twice", "each server once")
+
+
 def _whole_rewards(spec: Any) -> Iterator[Any]:
     evaluation = spec.evaluation
     held_out = [] if evaluation is None else [*([evaluation.data] if evaluation.data else []), *(evaluation.sets or [])]
@@ -38,4 +78,4 @@ def _whole_rewards(spec: Any) -> Iterator[Any]:
             yield source.reward
 
 
-SANDBOX_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_limits,)}
+SANDBOX_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_limits, _service), SandboxServiceSpec: (_urls,)}

@@ -46,7 +46,7 @@ def look(job: RLJob, manifest: str) -> list[str]:
 
 def _of_sandbox(spec: RLJobSpec) -> list[str]:
     """A warning where this machine does not give programs the namespaces that the job wants; its own may."""
-    if spec.sandbox is None or spec.sandbox.isolation is not Isolation.NAMESPACE:
+    if spec.sandbox is None or spec.sandbox.isolation != Isolation.NAMESPACE:
         return []
     problem = namespaces.problem()
     return [f"warning: {no_namespaces(problem)}"] if problem else []

@@ -27,7 +27,7 @@ from rljob_worker.rewards.code_tests import (
     stdin_cases,
     test_file,
 )
-from rljob_worker.sandbox.limits import Limits, SandboxError, SandboxSetup
+from rljob_worker.sandbox.limits import OUTPUT_BYTES, Limits, SandboxError, SandboxSetup
 from rljob_worker.sandbox.plain import unpack
 from rljob_worker.sandbox.runs import Run, Sandbox, go_on
 
@@ -55,6 +55,10 @@ class Verdict:
         """Score of at most 1, with the numbers beside it: the share of tests that passed, or whether all did."""
         passed = self.passed / self.cases if self.cases else 0.0
         return passed if share else float(passed == 1.0), {name: float(getattr(self, name)) for name in self.counts}
+
+    def goes_on(self, share: bool) -> bool:
+        """Whether another test is run: with all or nothing the first that fails is the last."""
+        return share or self.passed == self.passed + self.wrong + self.raised + self.timed_out + self.over_limit
 
 
 class CodeReward:
@@ -111,7 +115,7 @@ class CodeReward:
 
     def _limits(self, seconds: float, output: int = 0) -> Limits:
         limits = Limits(self._setup.memory, int(seconds) + 2)
-        return limits._replace(output_bytes=max(limits.output_bytes, 2 * output + _EXPECTED_ROOM))
+        return limits._replace(output_bytes=output_limit(output))
 
     def _print(self, program: str, cases: list[StdinCase], verdict: Verdict, deadline: float) -> None:
         what = {"kind": "script", "source": program}
@@ -128,7 +132,7 @@ class CodeReward:
                 verdict.passed += 1
             else:
                 verdict.wrong += 1
-            if not self._goes_on(verdict):
+            if not verdict.goes_on(self._share):
                 return
 
     def _call(self, program: str, cases: list[CallCase], verdict: Verdict, deadline: float) -> None:
@@ -140,12 +144,12 @@ class CodeReward:
                 return
             run.send({"on": None, "name": case.function, "args": case.args, "kwargs": case.kwargs})
             if _wait(run, functools.partial(_has_answered, run), self._setup.seconds, deadline):
-                _compare(run.take(), case.expected, verdict)
+                compare(run.take(), case.expected, verdict)
             else:
                 run.finish()
                 _failed(run, verdict)
                 program_run = None
-            if not self._goes_on(verdict):
+            if not verdict.goes_on(self._share):
                 break
         if program_run is not None:
             program_run.finish()
@@ -154,7 +158,7 @@ class CodeReward:
         """A process that has loaded the program; None where it does not, which is counted."""
         run = self._sandbox.begin({"kind": "calls", "source": program}, self._limits(self._allowed))
         if _wait(run, lambda: bool(run.lines), self._setup.seconds, deadline):
-            if _message(run.take()).get("names") is not None:
+            if message_of(run.take()).get("names") is not None:
                 return run
             verdict.raised += 1
             run.finish()
@@ -170,7 +174,7 @@ class CodeReward:
                 run.finish()
                 _failed(run, verdict)
                 return
-            names = _names(_message(run.take()))
+            names = _names(message_of(run.take()))
             if names is None:
                 verdict.raised += 1
                 return
@@ -186,7 +190,7 @@ class CodeReward:
             _confined(tests)
             while go_on([tests, program], lambda: bool(tests.lines), until):
                 line = tests.take() or b""
-                message = _message(line)
+                message = message_of(line)
                 if "tests" in message:
                     _count(message, verdict)
                     return
@@ -203,9 +207,10 @@ class CodeReward:
         finally:
             tests.finish()
 
-    def _goes_on(self, verdict: Verdict) -> bool:
-        """With all or nothing the first test that fails is the last."""
-        return self._share or verdict.passed == _looked_at(verdict)
+
+def output_limit(expected: int) -> int:
+    """Bytes that a program may print, of which so many are expected."""
+    return max(OUTPUT_BYTES, 2 * expected + _EXPECTED_ROOM)
 
 
 def _has_ended(run: Run) -> bool:
@@ -237,14 +242,10 @@ def _failed(run: Run, verdict: Verdict) -> None:
         verdict.raised += 1
 
 
-def _looked_at(verdict: Verdict) -> int:
-    return verdict.passed + verdict.wrong + verdict.raised + verdict.timed_out + verdict.over_limit
-
-
-def _message(line: bytes | None) -> dict[str, Any]:
+def message_of(line: bytes | str | None) -> dict[str, Any]:
     """Message of a process, which may be anything; empty for what is no message."""
     try:
-        message = json.loads(line or b"")
+        message = json.loads(line or "")
     except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
@@ -263,8 +264,9 @@ def _is_kind(kind: object) -> bool:
     return kind in ("call", "get") or (isinstance(kind, dict) and isinstance(kind.get("raises"), str))
 
 
-def _compare(line: bytes | None, expected: object, verdict: Verdict) -> None:
-    message = _message(line)
+def compare(line: bytes | str | None, expected: object, verdict: Verdict) -> None:
+    """Count a test by what a call was answered."""
+    message = message_of(line)
     if "value" not in message:
         verdict.raised += 1
         return

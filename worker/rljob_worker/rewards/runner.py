@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.quantities import to_number
-from rljob_api.rewards import BUILTIN_REWARDS, function_file, token_limit
+from rljob_api.rewards import BUILTIN_REWARDS, SANDBOX_SHARE, function_file, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec, SandboxSpec
 from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.access import files_of
@@ -44,7 +44,7 @@ from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.sandbox.kernel import refuse
-from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup
+from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup, ServiceSetup
 from rljob_worker.sandbox.server import beside
 from rljob_worker.types import RewardResult
 
@@ -218,7 +218,11 @@ class RewardRunner:
             return inline
         calling = self._callings.get(reward.model_dump_json())
         asynchronous = calling is not None and calling.asynchronous
-        at_once = judge_of(self._judges, reward).concurrency if reward.name == "judge" else MAX_ASYNC_CALLS
+        at_once = MAX_ASYNC_CALLS
+        if reward.name == "judge":
+            at_once = judge_of(self._judges, reward).concurrency
+        elif reward.name == "code" and self._sandbox.service is not None:
+            at_once = self._sandbox.service.concurrency
         pool = WorkerPool(
             self._setup(reward),
             processes=1 if asynchronous else self._processes,
@@ -234,11 +238,11 @@ class RewardRunner:
         variables = environment(self._variables, [*reward.environment, *([key] if key else [])])
         files = self._files(reward, variables)
         memory = int(to_number(reward.memory))
-        if reward.name == "code":
+        if reward.name == "code" and self._sandbox.service is None:
             # Its tests may run beside the program.
             memory += 2 * (int(to_number(self._sandbox.memory)) + BESIDE_MEMORY)
         server = None
-        if reward.name == "code" and self._sandbox.isolation is Isolation.NAMESPACE:
+        if reward.name == "code" and self._sandbox.isolation == Isolation.NAMESPACE:
             server = beside(tests=reward.args["kind"] == "Pytest")
         return Place(self._workdir, variables, Bounds(memory, files, reward.network, beside=server))
 
@@ -283,8 +287,9 @@ class RewardRunner:
             if name is not None and columns is not None and not {name, name.partition(".")[0]} & there:
                 known = ", ".join(sorted(there))
                 raise UserError(f"reward.args.{key}: {name!r} is no column of the data; there are {known}")
-        refuse(Kernel.here(), self._sandbox)
-        check_function(self._setup(reward), self.place(reward))
+        if self._sandbox.service is None:
+            refuse(Kernel.here(), self._sandbox)
+        self._callings[reward.model_dump_json()] = check_function(self._setup(reward, tried=True), self.place(reward))
 
     def _setup(
         self,
@@ -302,17 +307,38 @@ class RewardRunner:
             reward.python,
             reward.batch,
             dict(reward.args),
-            reward.timeout_seconds if judge is None else judge.spec.timeout_seconds + _ITSELF_SECONDS,
+            self._seconds(reward),
             reward.import_seconds,
             columns,
             signature=reward.signature,
             label_key=label_key,
-            sandbox=SandboxSetup(
-                int(to_number(self._sandbox.memory)),
-                self._sandbox.seconds,
-                self._sandbox.isolation is Isolation.NAMESPACE,
-            ),
+            sandbox=self._sandbox_setup(reward, tried) if reward.name == "code" else None,
             judge=judge,
+        )
+
+    def _seconds(self, reward: RewardSpec) -> float:
+        """Deadline of a call; past that of what asks others, which keeps its own."""
+        if reward.name == "judge":
+            return judge_of(self._judges, reward).timeout_seconds + _ITSELF_SECONDS
+        if reward.name == "code" and self._sandbox.service is not None:
+            return reward.timeout_seconds + self._sandbox.service.wait_seconds + _ITSELF_SECONDS
+        return reward.timeout_seconds
+
+    def _sandbox_setup(self, reward: RewardSpec, tried: bool) -> SandboxSetup:
+        service = self._sandbox.service
+        return SandboxSetup(
+            int(to_number(self._sandbox.memory)),
+            self._sandbox.seconds,
+            self._sandbox.isolation == Isolation.NAMESPACE,
+            None
+            if service is None
+            else ServiceSetup(
+                tuple(service.urls),
+                service.concurrency,
+                service.wait_seconds,
+                SANDBOX_SHARE * reward.timeout_seconds,
+                tried,
+            ),
         )
 
     def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:

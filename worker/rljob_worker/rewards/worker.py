@@ -126,6 +126,8 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
         from rljob_worker.rewards.math_reward import math
 
         function = math
+    elif setup.sandbox is not None and setup.sandbox.service is not None:
+        return _programs_elsewhere(setup), Calling(True, False, Signature.RLJOB)
     elif setup.name == "code":
         return _programs(setup), Calling(False, False, Signature.RLJOB)
     elif setup.judge is not None:
@@ -175,6 +177,22 @@ def _programs(setup: Setup) -> Callable[[list[Sample]], list[Score]]:
 
     def score(samples: list[Sample]) -> list[Score]:
         return [Score(*reward(sample["response"], sample["row"])) for sample in samples]
+
+    return score
+
+
+def _programs_elsewhere(setup: Setup) -> Callable[[list[Sample]], Awaitable[list[Score]]]:
+    """The reward `code` with a service. UserError where that does not run programs."""
+    from rljob_worker.rewards.code_service import ServiceCodeReward
+
+    assert setup.sandbox is not None
+    assert setup.sandbox.service is not None
+    reward = ServiceCodeReward(setup.args, setup.sandbox)
+    if setup.sandbox.service.tried:
+        asyncio.run(reward.check())
+
+    async def score(samples: list[Sample]) -> list[Score]:
+        return [Score(*await reward(sample["response"], sample["row"])) for sample in samples]
 
     return score
 
@@ -250,7 +268,9 @@ def timeout_message(seconds: float) -> str:
 
 
 def _failure(error: BaseException) -> tuple[str, str]:
-    return ("outage", str(error)) if isinstance(error, RewardOutageError) else ("error", _describe(error))
+    return (
+        ("outage", str(error)) if isinstance(error, RewardOutageError | SandboxError) else ("error", _describe(error))
+    )
 
 
 def _describe(error: BaseException) -> str:

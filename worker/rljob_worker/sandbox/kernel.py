@@ -34,7 +34,7 @@ def refuse(kernel: Kernel, sandbox: SandboxSpec) -> None:
     """
     if not kernel.filters:
         raise UserError(f"reward.name: code: {lacks(kernel)[-1]}; run the job where the kernel has them")
-    if sandbox.isolation is Isolation.NAMESPACE:
+    if sandbox.isolation == Isolation.NAMESPACE:
         if problem := namespaces.problem():
             raise UserError(f"reward.name: code: {no_namespaces(problem)}")
         return

@@ -11,12 +11,27 @@ _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/etc/ld
 _RANDOM = ("/dev/random", "/dev/urandom", "/dev/zero")
 _DEVICES = ("/dev/null",)
 _PYTHON = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+OUTPUT_BYTES = 2**20
+"""Bytes that a program may print, unless more are expected."""
 BESIDE_MEMORY = 2**28
 """Bytes of address space beside `Limits.memory`: the interpreter and its libraries."""
 
 
 class SandboxError(RuntimeError):
     """No program can be run: the sandbox's fault, or this machine's, and never the program's."""
+
+
+class ServiceSetup(NamedTuple):
+    """Settings of `spec.sandbox.service`."""
+
+    urls: tuple[str, ...]
+    concurrency: int
+    wait_seconds: float
+    """Seconds that the programs of one response may wait for answers, beside the time that they run."""
+    program_seconds: float
+    """Seconds that they may run, all together."""
+    tried: bool = False
+    """Whether a program is run at the start."""
 
 
 class SandboxSetup(NamedTuple):
@@ -28,6 +43,8 @@ class SandboxSetup(NamedTuple):
     """Seconds of one test."""
     beside: bool = False
     """Whether the keeper has started the server of programs, outside of the scoring process's bounds."""
+    service: ServiceSetup | None = None
+    """Servers that run them."""
 
 
 class Limits(NamedTuple):
@@ -44,7 +61,7 @@ class Limits(NamedTuple):
     files: int = 1000
     """In its folder."""
     open_files: int = 64
-    output_bytes: int = 2**20
+    output_bytes: int = OUTPUT_BYTES
     """Bytes of its output, and of one answer."""
     starting_seconds: float = 20.0
     """Until it is confined, before which nothing of the program runs."""

@@ -1,0 +1,185 @@
+"""The reward `code` on servers of SandboxFusion's interface: verdicts, and servers that fail, which score nobody 0."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from code_cases import CHEATS, MAIN, PRINTS_RIGHT, RIGHT, TESTS, fenced, right_calls, right_stdin
+from reward_cases import make_spec, soon
+from support.run_code_server import RunCodeServer, answered, running
+from transformers import PreTrainedTokenizerBase
+
+from rljob_api.spec import SandboxSpec
+from rljob_worker.errors import AwayError, UserError
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.score_calls import RewardError, RewardSample
+from rljob_worker.sandbox import service
+from rljob_worker.types import Generation, Prompt, RewardResult
+
+FINISHED = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "", "stderr": ""}
+CHECKED = 2
+"""Requests of the trial at the start."""
+
+
+def score(
+    tokenizer: PreTrainedTokenizerBase,
+    urls: list[str],
+    pairs: list[tuple[str, Any]],
+    wait: float = 300,
+    seconds: float = 60,
+    on_error: str = "Fail",
+    **args: Any,
+) -> list[RewardResult]:
+    """Scores (response, tests) pairs by one runner."""
+    reward = {"name": "code", "args": {"tests": "tests"} | args, "timeoutSeconds": 600, "onError": on_error}
+    servers = {"urls": urls, "waitSeconds": wait, "concurrency": 4}
+    sandbox = SandboxSpec.model_validate({"isolation": "Service", "seconds": seconds, "service": servers})
+    spec = make_spec(reward).model_copy(update={"sandbox": sandbox})
+    assert spec.reward is not None
+    empty = Generation(np.zeros(0, np.int64), np.zeros(0, np.float32), "stop")
+    samples = []
+    for index, (response, tests) in enumerate(pairs):
+        prompt = Prompt("data/0", "data", "question", (2,), None, spec.reward, row={"tests": tests})
+        samples.append(RewardSample(prompt, index, empty, response))
+    with RewardRunner(spec, tokenizer) as runner:
+        return runner.score(samples, soon(500))
+
+
+@pytest.mark.parametrize("kind", ["Stdin", "Calls"])
+def test_cheats_score_nothing_beside_right_programs(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
+    main = MAIN if kind == "Stdin" else ""
+    names = ["sys.exit", "os._exit", "exit in a call", "prints the verdict", "equal to all", "number equal to all"]
+    names += ["patched builtins", "reads the tests", "looks into its own memory", "forges its channel"]
+    cheats = {name: CHEATS[name] + main for name in names if kind != "Stdin" or name not in PRINTS_RIGHT}
+    forged = "import sys\ndef square(n):\n    for frame in sys._current_frames().values():\n"
+    forged += "        while frame:\n            task = frame.f_locals.get('task')\n"
+    forged += "            if task: print(task['nonce'], '{\"value\": true}', file=sys.__stderr__)\n"
+    forged += "            frame = frame.f_back\n    return 'passed'\n"
+    cheats["forges with the nonce"] = forged + main
+    pairs = [(text, TESTS[kind]) for cheat in cheats.values() for text in (fenced(cheat), fenced(RIGHT + main))]
+    with running() as server:
+        results = score(tokenizer, [server.url], pairs, kind=kind)
+        # Nothing that is expected is sent.
+        assert not any(str(1234 * 1234) in json.dumps(body) for body in server.asked)
+    assert [name for name, result in zip(cheats, results[::2]) if result.score != 0] == []
+    assert [(name, result) for name, result in zip(cheats, results[1::2]) if result.score != 1] == []
+    assert [result.error for result in results if result.error] == []
+
+
+@pytest.mark.parametrize(("kind", "make", "count"), [("Calls", right_calls, 8), ("Stdin", right_stdin, 8)])
+def test_right_programs_score_one_on_several_servers(
+    tokenizer: PreTrainedTokenizerBase, kind: str, make: Callable[..., tuple[str, Any]], count: int
+) -> None:
+    random_ = random.Random(count)
+    pairs = [make(number, random_) for number in range(count)]
+    with running() as one, running() as other:
+        results = score(tokenizer, [one.url, other.url], [(fenced(p), tests) for p, tests in pairs], kind=kind)
+        assert one.asked
+        assert other.asked
+    assert [result for result in results if result.score != 1] == []
+
+
+def test_what_a_program_does_is_counted(tokenizer: PreTrainedTokenizerBase) -> None:
+    much = "def square(n):\n    import os\n    for _ in range(600): os.write(1, b'x' * 4096)\n    os._exit(0)\n"
+    programs = {"wrong": "def square(n): return 1\n", "raised": "def square(n): raise ValueError\n", "over_limit": much}
+    loops = "def square(n):\n    while True: pass\n"
+    with running() as server:
+        pairs = [(fenced(program + MAIN), TESTS["Stdin"]) for program in programs.values()]
+        results = score(tokenizer, [server.url], pairs, kind="Stdin")
+        results += score(tokenizer, [server.url], [(fenced(loops), TESTS["Calls"])], kind="Calls", seconds=2)
+    names = [*programs, "timed_out"]
+    assert [(name, r.score, r.parts[name]) for name, r in zip(names, results)] == [(name, 0, 1) for name in names]
+
+
+NO_RESULTS: list[object] = [
+    [],
+    {"run_result": FINISHED},
+    answered("SandboxError", None, "no pod"),
+    answered("Success", None),
+    answered("Success", {"status": "Finished"}),
+    answered("Failed", FINISHED | {"status": "Error"}),
+    answered("Success", FINISHED | {"stdout": 3}),
+    answered("Success", FINISHED | {"return_code": None}),
+]
+
+
+@pytest.mark.parametrize("answer", NO_RESULTS)
+def test_what_is_no_result_is_none(answer: object) -> None:
+    with pytest.raises(service._Transient, match="without the result of a run"):
+        service._ran(json.dumps(answer).encode(), "said")
+
+
+def passing(body: dict[str, Any], number: int) -> web.Response | float | None:
+    """Failures that pass, each once; then it works."""
+    failures = [
+        web.Response(status=500, text="oh"), web.Response(status=429, headers={"Retry-After": "0"}),
+        web.Response(text="<html>"), web.json_response(answered("SandboxError", None, "no pod")),
+    ]  # fmt: skip
+    return failures[number - CHECKED - 1] if CHECKED < number <= CHECKED + len(failures) else None
+
+
+def test_failures_that_pass_are_followed_by_another_request(tokenizer: PreTrainedTokenizerBase) -> None:
+    with running(passing) as server:
+        results = score(tokenizer, [server.url], [(fenced(RIGHT), TESTS["Calls"])], kind="Calls")
+        assert len(server.asked) >= CHECKED + 4 + 1
+    assert [result.score for result in results] == [1]
+
+
+def trial(body: dict[str, Any]) -> web.Response:
+    """The trial's programs, answered without a process."""
+    printed = "42\n"
+    if body["stdin"] != "41":
+        nonce = json.loads(body["stdin"])["nonce"]
+        printed = f'{nonce} {{"names": {{}}}}\n{nonce} {{"value": [42, [41]]}}\n'
+    return web.json_response(answered("Success", FINISHED | {"stdout": printed}))
+
+
+@pytest.mark.parametrize("failure", [500, "<html>", 600.0])
+def test_a_server_that_goes_on_to_fail_fails_the_step_and_scores_nobody(
+    tokenizer: PreTrainedTokenizerBase, failure: int | str | float
+) -> None:
+    def answer(body: dict[str, Any], number: int) -> web.Response | float | None:
+        if "def square" not in body["stdin"]:
+            return trial(body)
+        if isinstance(failure, float):
+            return failure
+        return web.Response(status=failure) if isinstance(failure, int) else web.Response(text=failure)
+
+    pairs = [(fenced(RIGHT), TESTS["Calls"])]
+    said = r"no answer to \d+ requests .*sandbox\.service\.waitSeconds: 1\)"
+    with running(answer) as server, pytest.raises(RewardError, match=said) as raised:
+        score(tokenizer, [server.url], pairs, wait=1, seconds=0.2, on_error="Score", kind="Calls")
+    # It is no fault of the sample.
+    assert "onError" not in str(raised.value)
+
+
+def test_a_server_that_is_no_such_one_is_named_before_the_start(tokenizer: PreTrainedTokenizerBase) -> None:
+    pairs = [(fenced(RIGHT), TESTS["Calls"])]
+    with running() as server, pytest.raises(AwayError, match=r"service: .*/elsewhere/run_code gave HTTP 404"):
+        score(tokenizer, [f"{server.url}/elsewhere"], pairs, kind="Calls")
+    moved = {"Location": "http://127.0.0.1:1/"}
+    with (
+        running(lambda body, number: web.Response(status=307, headers=moved)) as server,
+        pytest.raises(AwayError, match="gave HTTP 307"),
+    ):
+        score(tokenizer, [server.url], pairs, kind="Calls")
+    with (
+        running(lambda body, number: web.json_response(answered("Success", FINISHED))) as server,
+        pytest.raises(UserError, match="a program that adds 1"),
+    ):
+        score(tokenizer, [server.url], pairs, kind="Calls")
+
+
+def test_one_server_of_two_that_is_away_stops_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
+    with running() as gone:
+        url = gone.url
+    with running() as server:
+        results = score(tokenizer, [url, server.url], [(fenced(RIGHT), TESTS["Calls"])] * 3, kind="Calls")
+        assert isinstance(server, RunCodeServer)
+    assert [result.score for result in results] == [1, 1, 1]

@@ -1,0 +1,192 @@
+"""Servers that run programs elsewhere: SandboxFusion's `POST /run_code`, as its public documentation has it.
+
+A request has `code`, `language`, `stdin` and `run_timeout`. Its answer has `status` (`Success`, `Failed`,
+`SandboxError`) and `run_result` with `status` (`Finished`, `TimeLimitExceeded`, `Error`), `return_code`, `stdout` and
+`execution_time`. Nothing that a program prints changes what is read of these but `stdout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rljob_api import safe_text
+from rljob_worker.sandbox.limits import SandboxError, ServiceSetup
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 10.0
+_TRANSIENT = frozenset({408, 409, 425, 429})
+_QUOTED = 300
+_ESCAPED = 6
+"""Bytes of JSON that one byte of output takes at most."""
+_BESIDE_OUTPUT = 2**20
+"""Bytes of an answer beside the program's output."""
+_TRIES_IN_THE_WAIT = 4
+"""Requests that fit the time of a response's waits, each being silent to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """End of a program."""
+
+    in_time: bool
+    exit_code: int
+    printed: str
+    seconds: float
+    """Seconds that it ran, as the server says."""
+    over_output: bool = False
+    """Whether it printed more than is read."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time of the programs of one response."""
+
+    program_left: float
+    """Seconds that they may go on to run."""
+    wait_left: float
+    """Seconds that they may go on to wait."""
+
+    def count(self, ran: float, waited: float) -> None:
+        """Some of it has passed."""
+        self.program_left -= ran
+        self.wait_left -= waited
+
+
+class _Transient(Exception):
+    """An answer that another request may not get.
+
+    Args:
+        after: seconds after which the server wants to be asked again.
+    """
+
+    def __init__(self, text: str, after: float = 0.0) -> None:
+        super().__init__(text)
+        self.after = after
+
+
+class Service:
+    """The servers, asked by turns; for one event loop, until `close()`."""
+
+    def __init__(self, setup: ServiceSetup) -> None:
+        self._setup = setup
+        self._next = itertools.cycle(setup.urls)
+        self._session: ClientSession | None = None
+
+    async def run(self, source: str, given: str, seconds: float, output_bytes: int, clock: Clock) -> Ran:
+        """Run a Python program, which gets `given` on its standard input.
+
+        A server that is away, overloaded or silent, or answers what is no answer, is followed by another, at growing
+        intervals.
+
+        Args:
+            source: the program.
+            given: its standard input.
+            seconds: after which it is ended.
+            output_bytes: that it may print.
+            clock: of its response; what passes is counted there.
+
+        Raises:
+            SandboxError: `clock.wait_left` was spent, or a server refuses the request.
+        """
+        from aiohttp import ClientError
+
+        body = {"code": source, "language": "python", "stdin": given, "run_timeout": seconds}
+        begun, pause, sent, last = time.monotonic(), _FIRST_PAUSE, 0, "none was sent"
+        while clock.wait_left > 0:
+            asked, after, url = time.monotonic(), 0.0, next(self._next)
+            sent += 1
+            patience = seconds + min(clock.wait_left, self._setup.wait_seconds / _TRIES_IN_THE_WAIT)
+            try:
+                async with asyncio.timeout(patience):
+                    ran = await self._request(url, body, output_bytes)
+                took = time.monotonic() - asked
+                spent = min(ran.seconds, took)
+                clock.count(spent, took - spent)
+                return ran
+            except _Transient as error:
+                last, after = f"{url}: {error}", error.after
+            except TimeoutError:
+                last = f"{url}: no answer within {patience:.3g} s"
+            except (ClientError, OSError) as error:
+                last = f"{url}: {_shown(f'{type(error).__name__}: {error}')}"
+            await asyncio.sleep(max(0.0, min(max(after, pause * random.uniform(0.5, 1.0)), clock.wait_left)))
+            clock.count(0.0, time.monotonic() - asked)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise SandboxError(
+            f"sandbox.service: no answer to {sent} requests in {time.monotonic() - begun:.3g} s "
+            f"(sandbox.service.waitSeconds: {self._setup.wait_seconds:g}); the last: {last}"
+        )
+
+    async def close(self) -> None:
+        """Close its connections; they are opened again when it is asked."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _request(self, url: str, body: Mapping[str, object], output_bytes: int) -> Ran:
+        most = _ESCAPED * output_bytes + _BESIDE_OUTPUT
+        address = f"{url.rstrip('/')}/run_code"
+        async with self._opened().post(address, json=body, allow_redirects=False) as response:
+            content = await _bounded(response, most)
+            status, after = response.status, response.headers.get("Retry-After", "")
+        if status == 200 and len(content) > most:
+            return Ran(True, 0, "", 0.0, over_output=True)
+        said = _shown(content[: 4 * _QUOTED].decode(errors="replace"))
+        if status == 200:
+            return _ran(content, said)
+        if status in _TRANSIENT or status >= 500:
+            raise _Transient(f"HTTP {status}: {said}", float(after) if re.fullmatch(r"\d{1,4}", after) else 0.0)
+        raise SandboxError(f"sandbox.service: {address} gave HTTP {status}: {said}")
+
+    def _opened(self) -> ClientSession:
+        if self._session is None:
+            from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+            self._session = ClientSession(
+                connector=TCPConnector(limit=self._setup.concurrency), cookie_jar=DummyCookieJar(),
+                timeout=ClientTimeout(total=None), trust_env=True,
+            )  # fmt: skip
+        return self._session
+
+
+def _ran(content: bytes, said: str) -> Ran:
+    """The end of a program in an answer; _Transient where the answer is none."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        raise _Transient(f"an answer that is no JSON: {said}") from None
+    status = answer.get("status") if isinstance(answer, dict) else None
+    result = answer.get("run_result") if isinstance(answer, dict) else None
+    if status not in ("Success", "Failed") or not isinstance(result, dict):
+        raise _Transient(f"an answer without the result of a run: {said}")
+    took, printed, code = result.get("execution_time"), result.get("stdout"), result.get("return_code")
+    seconds = float(took) if isinstance(took, int | float) and 0 <= took < float("inf") else 0.0
+    if result.get("status") == "TimeLimitExceeded":
+        return Ran(False, 1, printed if isinstance(printed, str) else "", seconds)
+    if result.get("status") != "Finished" or not isinstance(printed, str) or type(code) is not int:
+        raise _Transient(f"an answer without the result of a run: {said}")
+    return Ran(True, code, printed, seconds)
+
+
+async def _bounded(response: ClientResponse, most: int) -> bytes:
+    """The body, or what is more than `most` bytes of it."""
+    content = bytearray()
+    async for chunk in response.content.iter_chunked(65536):
+        content += chunk
+        if len(content) > most:
+            break
+    return bytes(content)
+
+
+def _shown(text: str) -> str:
+    return safe_text.visible_line(text if len(text) <= _QUOTED else f"{text[:_QUOTED]} ...")
