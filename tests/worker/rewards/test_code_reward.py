@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -127,12 +128,25 @@ def test_tests_that_are_none_fail_the_reward(score: Score) -> None:
             score([(fenced(RIGHT), tests)], kind="Calls")
 
 
-def test_nothing_of_it_is_left(score: Score) -> None:
-    score([(fenced(CHEATS["thread that outlives"]), TESTS["Calls"])], kind="Calls")
-    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
-    servers = {line.split()[0] for line in found.splitlines() if "fork_server" in line}
-    forks = [line for line in found.splitlines() if "fork_server" in line and line.split()[1] in servers]
-    assert forks == []
+@pytest.mark.parametrize("isolation", TIERS)
+def test_nothing_of_it_is_left(score: Score, isolation: Isolation) -> None:
+    score([(fenced(CHEATS["thread that outlives"]), TESTS["Calls"])], isolation, kind="Calls")
+    ours = below(os.getpid())
+    servers = {pid for pid, (_, line) in ours.items() if "fork_server" in line and "bwrap" not in line}
+    assert servers
+    # A fork has the command line of its parent.
+    assert [line for parent, line in ours.values() if parent in servers and line == ours[parent][1]] == []
+
+
+def below(root: int) -> dict[int, tuple[int, str]]:
+    """Parent and command line of each process below one, which other tests' are not."""
+    found = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    rows = [line.split(maxsplit=2) for line in found.splitlines()]
+    known = {int(row[0]): (int(row[1]), row[2]) for row in rows if len(row) == 3}
+    inside = {root}
+    while more := {pid for pid, (parent, _) in known.items() if parent in inside} - inside:
+        inside |= more
+    return {pid: known[pid] for pid in inside if pid in known}
 
 
 @pytest.mark.parametrize(
