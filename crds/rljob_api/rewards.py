@@ -41,7 +41,9 @@ _TARGET = Argument(f"a number of tokens, 0 to {MAX_TOKENS}", _is_tokens(0))
 _TAGS = Argument(f"1 to {MAX_TAGS} different names of tags, like [think, answer]", _are_tags)
 
 
-_COLUMN = Argument("the name of a column", lambda value: isinstance(value, str) and 0 < len(value) <= 253)
+_COLUMN = Argument(
+    "the name of a column", lambda value: isinstance(value, str) and value.isprintable() and 0 < len(value) <= 253
+)
 _JUDGE = Argument("the name of one of spec.judges", lambda value: isinstance(value, str) and 0 < len(value) <= 63)
 
 
@@ -97,8 +99,12 @@ def argument_faults(name: str, args: Mapping[str, Any]) -> Iterator[tuple[str, s
             yield key, "has the wrong type or value", known[key].allowed
     if name == "code" and "function" in args and args.get("kind") in ("Stdin", "Pytest"):
         yield "function", f"has no effect with kind: {args['kind']}", "only with kind: Calls"
+    if name == "code" and args.get("prefix") is not None and args.get("prefix") == args.get("tests"):
+        yield "prefix", "is the column of the tests", "another column, or none"
     pattern = args.get("pattern")
-    if name == "regex" and isinstance(pattern, str):
+    if name == "regex" and pattern == "":
+        yield "pattern", "is found in every response", "one that is not empty"
+    elif name == "regex" and isinstance(pattern, str):
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:

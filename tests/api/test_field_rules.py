@@ -41,6 +41,8 @@ ALONE = [
 """One trainer and one engine."""
 EPISODES = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}",
             "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512}"]  # fmt: skip
+GYMNASIUM = [*EPISODES, "data={seeds: {count: 8}, environment: {gymnasium: {id: 'mine:Text-v0'}}}"]
+"""An environment that takes every text."""
 LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}"]
 """Data that is an environment."""
 PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
@@ -76,6 +78,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*TOOLS, *DIVIDED], ["spec.mode"]),
     ([*TOOLS, "data.environment={tools: [{}]}"], ["spec.data.environment.tools[0]"]),
     ([*TOOLS, "data.environment={tools: [{python: 'm:f', mcp: {command: [a]}}]}"], ["spec.data.environment.tools[0]"]),
+    ([*TOOLS, "episodes.maxTurns=1"], ["spec.episodes.maxTurns"]),
+    ([*GYMNASIUM, "data.environment.gymnasium.form=Answer"], ["spec.data.environment.gymnasium.form"]),
+    ([*GYMNASIUM, "data.environment.gymnasium.formatPenalty=-1"], ["spec.data.environment.gymnasium.formatPenalty"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=65"], ["spec.episodes.maxTokensPerTurn"]),
     ([*EPISODES, "episodes.maxTokens=64"], ["spec.episodes.maxTokens"]),
     ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=8"], ["spec.episodes.maxTokens"]),
@@ -331,8 +336,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["evaluation={data: {path: a}, temperature: 0.001}"], ["spec.evaluation.temperature"]),
     (["failurePolicy={backoffSeconds: 20, maxBackoffSeconds: 10}"], ["spec.failurePolicy.maxBackoffSeconds"]),
     (["algorithm.tis.low=2"], ["spec.algorithm.tis.low"]),
-    (["training.optimizer.minLr=0.1"], ["spec.training.optimizer.minLr"]),
-    (["training.optimizer.warmupSteps=10", "training.optimizer.decaySteps=9"], ["spec.training.optimizer.decaySteps"]),
+    (["training.optimizer={schedule: linear, minLr: 0.1}"], ["spec.training.optimizer.minLr"]),
+    (["training.optimizer={schedule: cosine, warmupSteps: 10, decaySteps: 9}"], ["spec.training.optimizer.decaySteps"]),
     (["timeouts.phases.rolout=5"], ["spec.timeouts.phases"]),
     *(([f"rollout.engineArgs.{name}=1"], [f"spec.rollout.engineArgs.{name}"]) for name in RESERVED_ENGINE_ARGS),
     (["hccl.trainerPorts.host={first: 61000, last: 60000}"], ["spec.hccl.trainerPorts.host.last"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rljob_api.wire.run_status import SUMMARY_FILE
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
+from rljob_worker.host.sealed_json import unsealed
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.token_files import SampleTokens, read_tokens
@@ -62,7 +62,7 @@ class Run:
         """The end of the run, as `summary.json` has it; None while it has not ended."""
         path = self.folder / SUMMARY_FILE
         try:
-            content = json.loads(read_file(path))
+            content = unsealed(read_file(path).decode())
         except FileNotFoundError:
             return None
         except ValueError as error:

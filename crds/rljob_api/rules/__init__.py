@@ -14,9 +14,10 @@ from rljob_api.rules.backends import BACKENDS
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
 from rljob_api.rules.critic import CRITIC
+from rljob_api.rules.deadlines import DEADLINE_CHECKS
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.distill import DISTILL
-from rljob_api.rules.episodes import EPISODES
+from rljob_api.rules.episodes import EPISODE_CHECKS, EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.judges import JUDGE_CHECKS
@@ -29,6 +30,7 @@ from rljob_api.rules.pictures import PICTURES
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
+from rljob_api.rules.silent import SILENT_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS
 from rljob_api.rules.variables import VARIABLES
 from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
@@ -85,7 +87,7 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
         check
         for table in (
             *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
-            *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS),
+            *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS, DEADLINE_CHECKS, EPISODE_CHECKS, SILENT_CHECKS),
         )
         for check in table.get(block, ())
     )

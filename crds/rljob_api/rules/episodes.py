@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.base import ApiModel
 from rljob_api.derived import environments
+from rljob_api.environments import Form
 from rljob_api.rules.core import Rule, exactly_one
+from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import (
     DataSource,
     DataSpec,
     EpisodeError,
     EpisodesSpec,
     EvaluationSet,
+    GymnasiumSpec,
     Mode,
     Pace,
     RLJobSpec,
     TextEnvironmentSpec,
     ToolSpec,
 )
+from rljob_api.tool_parsers import TOOL_PARSERS
 
 _ANYWHERE = (
     "(size(self.data.sources) == 0 && has(self.data.environment) || self.data.sources.exists(s, has(s.environment))"
@@ -35,6 +40,9 @@ _TOOLS_ANYWHERE = (
     " && has(self.evaluation.data.environment.tools) || has(self.evaluation.sets)"
     " && self.evaluation.sets.exists(s, has(s.environment) && has(s.environment.tools))))"
 )
+
+
+_PENALTY: float = GymnasiumSpec.model_fields["format_penalty"].default
 
 
 def _source_rules(source: type[ApiModel]) -> Iterator[Rule]:
@@ -68,6 +76,18 @@ def _without(field: str, wrong: str) -> Rule:
     )
 
 
+def _of_actions(field: str, attribute: str, cel: str, default: object) -> Rule:
+    """A setting of answers that name an action."""
+    return Rule(
+        on=GymnasiumSpec,
+        field=field,
+        wrong="has no effect without actions: the environment takes every text",
+        allowed="only with actions",
+        check=lambda g: bool(g.actions) or getattr(g, attribute) == default,
+        cel=f"size(self.actions) > 0 || {cel}",
+    )
+
+
 def _turn_fits(spec: Any) -> bool:
     own = spec.episodes and spec.episodes.max_tokens_per_turn
     return own is None or own <= spec.rollout.max_response_tokens
@@ -94,6 +114,8 @@ EPISODES = (
     exactly_one(ToolSpec, "python", "mcp"),
     exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "openenv", "tools"),
     *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
+    _of_actions("form", "form", f"self.form == '{Form.PLAIN}'", Form.PLAIN),
+    _of_actions("formatPenalty", "format_penalty", f"self.formatPenalty == {_PENALTY}", _PENALTY),
     Rule(
         on=RLJobSpec,
         field="episodes",
@@ -154,6 +176,14 @@ EPISODES = (
     ),
     Rule(
         on=EpisodesSpec,
+        field="maxTurns",
+        wrong="what a tool returns would never be read: an episode of one turn ends with the call",
+        allowed="2 or more with toolParser",
+        check=lambda e: e.tool_parser is None or e.max_turns > 1,
+        cel="!has(self.toolParser) || self.maxTurns > 1",
+    ),
+    Rule(
+        on=EpisodesSpec,
         field="errorReward",
         wrong="has no effect with onError: Fail",
         allowed="only with onError: End",
@@ -163,3 +193,14 @@ EPISODES = (
     _without("partial", "an engine is cut by what it has answered, and an episode has several answers"),
     _without("tail", "a deferred episode would be played a second time from its beginning"),
 )
+
+
+def _parser(episodes: Any) -> Iterator[Finding]:
+    name = episodes.tool_parser
+    if name is not None and name not in TOOL_PARSERS:
+        near = difflib.get_close_matches(name.lower(), TOOL_PARSERS, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        yield Finding(("toolParser",), f"is none of vLLM's parsers{hint}", ", ".join(TOOL_PARSERS))
+
+
+EPISODE_CHECKS: dict[type, tuple[Check, ...]] = {EpisodesSpec: (_parser,)}

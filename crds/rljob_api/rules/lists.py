@@ -10,7 +10,20 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.environments import Form
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.spec import EvaluationSet, EvaluationSpec, GymnasiumSpec, LoraSpec, ProfileSpec, RewardPart
+from rljob_api.spec import (
+    DataSpec,
+    EnvironmentSpec,
+    EvaluationSet,
+    EvaluationSpec,
+    FailureRule,
+    GymnasiumSpec,
+    LoraSpec,
+    ProfileSpec,
+    RewardPart,
+    RewardSpec,
+    RolloutSpec,
+    TextEnvironmentSpec,
+)
 
 
 def _once(*fields: str) -> Check:
@@ -43,6 +56,23 @@ def _actions(gymnasium: Any) -> Iterator[Finding]:
         seen.setdefault(name.lower(), name)
 
 
+def _skipped_once(data: Any) -> Iterator[Finding]:
+    """Rows are the same whatever their numbers are written like; without a name they are of the only source."""
+    several, seen = len(data.sources) > 1, dict[tuple[str, int], int]()
+    names = [source.name for source in data.sources]
+    for index, value in enumerate(data.skip):
+        name, _, number = str(value).rpartition("/")
+        if not name and several:
+            wrong = "does not say which of the sources the row is of"
+            yield Finding(("skip", index), wrong, f"NAME/{number}, with the name of a source")
+        elif several and None not in names and name not in names:
+            yield Finding(("skip", index), "there is no source of this name", ", ".join(names))
+        elif (row := (name if several else "", int(number))) in seen:
+            yield Finding(("skip", index), f"is there already, as skip[{seen[row]}]", "each row once")
+        else:
+            seen[row] = index
+
+
 LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     RewardPart: (_once("rows"),),
     LoraSpec: (_once("targets"),),
@@ -50,4 +80,10 @@ LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     EvaluationSet: (_once("pass_at"),),
     ProfileSpec: (_once("ranks", "engines"),),
     GymnasiumSpec: (_actions,),
+    RolloutSpec: (_once("stop", "stop_token_ids"),),
+    RewardSpec: (_once("environment", "read_paths", "write_paths"),),
+    TextEnvironmentSpec: (_once("environment", "tools"),),
+    EnvironmentSpec: (_once("secrets", "python_path"),),
+    FailureRule: (_once("exit_codes", "reasons"),),
+    DataSpec: (_skipped_once,),
 }

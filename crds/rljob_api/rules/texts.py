@@ -20,6 +20,7 @@ from rljob_api.rules.findings import (
     NAME,
     Check,
     Finding,
+    address_fault,
     keys,
     labels,
     named_object,
@@ -35,8 +36,12 @@ from rljob_api.spec import (
     EnvironmentSpec,
     EvaluationSet,
     EvaluationSpec,
+    FailureRule,
+    GymnasiumSpec,
     Hub,
+    JudgeEndpoint,
     ModelSpec,
+    OpenEnvSpec,
     OversamplingSpec,
     PodResources,
     ProfileOverrides,
@@ -50,6 +55,7 @@ from rljob_api.spec import (
     StorageSpec,
     TeacherSpec,
     TextEnvironmentSpec,
+    TrackerSpec,
     VolumeSpec,
 )
 from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
@@ -71,6 +77,7 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _FILES = {".csv", ".tsv", ".txt", ".json", ".gz", ".zip", ".zst", ".xlsx", ".arrow", ".pickle", ".pkl"}
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json"}
 _ENGINE_ARGUMENT = re.compile("[a-z][a-z0-9_]*")
+_GYMNASIUM_ID = re.compile(r"([A-Za-z_][\w.]*:)?([\w-]+/)?[\w.-]+")
 _PART = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 _HOST = "(localhost|([A-Za-z0-9-]+[.])+[A-Za-z0-9-]+|[A-Za-z0-9.-]+(?=:))(:[0-9]+)?/"
 _IMAGE = re.compile(rf"({_HOST})?{_PART}(/{_PART})*(:[\w.-]{{1,128}})?(@[\w:.+-]+)?")
@@ -110,6 +117,7 @@ _OF_EACH_SOURCE = {
 }
 
 
+_OF_ROWS = {"promptKey": ("prompt",), "labelKey": ("label", None)}
 _GIVEN_TO_TEMPLATES = (
     *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"),
     *("chat_template", "tokenizer_kwargs", "return_dict", "return_tensors", "return_assistant_tokens_mask"),
@@ -137,6 +145,8 @@ def _source(source: Any) -> Iterator[Finding]:
         yield Finding(("name",), "is no name of a data set: it stands in names of metrics", "without '/' and '\\'")
     if source.label_key is not None and source.label_key == source.prompt_key:
         yield Finding(("labelKey",), "is the column of the prompt", "another column, or null")
+    if source.image_key is not None and source.image_key in (source.prompt_key, source.label_key):
+        yield Finding(("imageKey",), "is the column of the prompt or the label", "another column, or null")
     one_file = (
         source.synthetic is not None or source.seeds is not None or (source.path or "").endswith((".jsonl", ".parquet"))
     )
@@ -144,6 +154,9 @@ def _source(source: Any) -> Iterator[Finding]:
         for field, default in _OF_A_DATASET.items():
             if getattr(source, field) != default:
                 yield Finding((field,), "applies to dataset folders and hub ids alone", "leave it out")
+    for field, defaults in _OF_ROWS.items() if source.seeds is not None else ():
+        if getattr(source, _snake(field)) not in defaults:
+            yield Finding((field,), "names a column, and seeds have none", "leave it out beside seeds")
 
 
 def _sources(data: Any) -> Iterator[Finding]:
@@ -483,20 +496,55 @@ def _queue_label(job: Any) -> Iterator[Finding]:
         yield Finding(at, f"is a queue of Kueue, and {conflict}", "one of the two, or both with the same queue")
 
 
+def _one_line(*fields: str) -> Check:
+    """Names that stand in tables, labels and addresses."""
+
+    def check(block: Any) -> Iterator[Finding]:
+        for field in fields:
+            value = getattr(block, _snake(field))
+            if value is not None and (not value.strip() or unprintable(value)):
+                yield Finding((field,), "is blank, or holds control characters", "a name in one line")
+
+    return check
+
+
+def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
+    if not _GYMNASIUM_ID.fullmatch(gymnasium.id):
+        yield Finding(("id",), "is no id of gymnasium", "like FrozenLake-v1, or package.module:Name-v0")
+    for name in gymnasium.made_with:
+        if name == "id":
+            yield Finding(("kwargs", name), "is given to gymnasium.make already", "another name")
+        elif not name.isidentifier() or keyword.iskeyword(name):
+            yield Finding(("kwargs", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
+
+
+def _openenv_address(openenv: Any) -> Iterator[Finding]:
+    if wrong := address_fault(openenv.url):
+        yield Finding(("url",), wrong, "like http://server:8000")
+    elif openenv.url.rstrip("/").endswith("/ws"):
+        yield Finding(("url",), "ends with /ws, which is added to it", "the address before it")
+
+
+_OF_SOURCES = ("subset", "split", "promptKey", "labelKey", "imageKey")
 TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJob: (_queue_label,),
     ObjectMeta: (_metadata,),
-    ModelSpec: (_model,),
+    ModelSpec: (_model, _one_line("revision")),
     CriticModelSpec: (_other_model,),
     TeacherSpec: (_other_model,),
     ChatSpec: (_chat,),
-    DataSource: (_source,),
-    DataSpec: (_sources,),
-    EvaluationSet: (_source,),
+    DataSource: (_source, _one_line(*_OF_SOURCES)),
+    DataSpec: (_sources, _one_line(*_OF_SOURCES)),
+    EvaluationSet: (_source, _one_line(*_OF_SOURCES)),
+    GymnasiumSpec: (_gymnasium,),
+    OpenEnvSpec: (_one_line("action", "observation"), _openenv_address),
+    JudgeEndpoint: (_one_line("model"),),
+    TrackerSpec: (_one_line("project", "run", "workspace"),),
+    FailureRule: (_one_line("name"),),
     TextEnvironmentSpec: (_text_environment,),
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
-    RewardSpec: (_reward,),
+    RewardSpec: (_reward, _one_line("by")),
     RLJobSpec: (_rewards, _held_out_seeds, _image, _length, _batch, _generated),
     RolloutSpec: (_engine_arguments,),
     OversamplingSpec: (_oversampling,),

@@ -157,7 +157,7 @@ class EpisodesSpec(ApiModel):
     """Text before each observation but the first, where the data source has no chat template."""
     after: Annotated[str, Field(max_length=1024)] = "\n"
     """Text behind each observation, where the data source has no chat template."""
-    tool_parser: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=63)] | None = None
+    tool_parser: Annotated[str, Field(pattern=r"^[a-z0-9_-]+$", max_length=63)] | None = None
     """Name of vLLM's parser that reads calls of `data.environment.tools` out of answers, such as `hermes` (Qwen),
     `llama3_json` or `mistral`."""
     retries: Annotated[int, Field(ge=0, le=100, json_schema_extra={"format": "int32"})] = 2

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from jobs import commit, lone_store
-from support.samples import ALL, SEED
+from support.flips import flips
 from test_replay import PROMPT, step_of
 
 from rljob_api.wire.step_record import StepRecord
@@ -19,25 +17,11 @@ from rljob_worker.checkpoints.journal import journal_files, read_journal, write_
 from rljob_worker.checkpoints.reader import Checkpoints, Found
 from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.errors import UserError
-from rljob_worker.flow import Group
+from rljob_worker.flow import Episode, Group, TokenStream
+from rljob_worker.flow.turns import Finish, Opening, Turn
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.rollouts.step import Step
 from rljob_worker.types import Generation
-
-BITS = 1_000_000 if ALL else 400
-"""Bits of each file, drawn by seed where it has more."""
-
-
-def flips(path: Path) -> Iterator[str]:
-    """The file with one bit flipped at a time, and as it was at the end."""
-    whole = path.read_bytes()
-    places = range(8 * len(whole))
-    for place in sorted(random.Random(SEED).sample(places, min(BITS, len(places)))):
-        content = bytearray(whole)
-        content[place // 8] ^= 1 << place % 8
-        path.write_bytes(content)
-        yield f"bit {place % 8} of byte {place // 8} of {path.name}, {whole[place // 8 :][:1]!r}"
-    path.write_bytes(whole)
 
 
 def state(step: int) -> DriverState:
@@ -86,8 +70,23 @@ def test_in_a_checkpoint(tmp_path: Path, file: str, name: str, trust: bool) -> N
     assert loaded(reader.find_whole()) == newest
 
 
-def test_in_the_journal(tmp_path: Path) -> None:
-    step: Step = step_of(9, 7, 8)
+def with_turns() -> Step:
+    """A step whose samples are episodes: an environment answered once, and ended each."""
+    step: Step = step_of(9, 7)
+    (group,) = step.groups
+    first, second = Turn("Left", "P _ G", -0.1, False, {"valid": 1.0}), Turn("Right", "_ _ V", 1.0, True)
+    episodes = []
+    for sample in range(2):
+        begun = Episode(7, sample, TokenStream.of_prompt([5, 6]), opening=Opening(2**40, "P _ _", {"size": 4.0}))
+        said = Generation(np.array([4, 5]), np.array([-0.1, -0.2], np.float32), "stop")
+        turned = begun.with_sampled(said, 7).observed(first, [9, 9]).with_sampled(said, 7)
+        episodes.append(turned.ended(second, Finish.ENVIRONMENT))
+    step.groups[0] = replace(group, episodes=tuple(episodes))
+    return step
+
+
+@pytest.mark.parametrize("step", [step_of(9, 7, 8), with_turns()], ids=["answers", "episodes"])
+def test_in_the_journal(tmp_path: Path, step: Step) -> None:
     write_journal(tmp_path, step, 3, WriteFailures())
     path = journal_files(tmp_path)[9]
     whole = repr(read_journal(path))

@@ -12,6 +12,7 @@ import pytest
 from rljob_api.wire.run_status import SUMMARY_OF_SUCCESS, PhaseSummary, RunOutcome, RunSummary
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.state import DriverState
+from rljob_worker.host.sealed_json import sealed
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import StepLog, effective_steps, read_steps
 from rljob_worker.records.summary import summarize, write_summary
@@ -67,7 +68,9 @@ def test_a_summary_is_written_to_the_same_bytes(tmp_path: Path) -> None:
     text = (OLD / "summary.json").read_text(encoding="utf-8")
     content = json.loads(text)
     made = RunSummary(**{**content, "phases": [PhaseSummary(**row) for row in content["phases"]]})
-    assert write_summary(tmp_path, made).read_text(encoding="utf-8") == text
+    written = write_summary(tmp_path, made).read_text(encoding="utf-8")
+    assert written == sealed(content, indent=1), "with a checksum"
+    assert json.dumps(content, indent=1) == text
     assert SUMMARY_OF_SUCCESS in text
     assert SUMMARY_OF_SUCCESS not in json.dumps(replace(made, outcome=RunOutcome.STOPPED).to_json(), indent=1)
     of_two = summarize(read_steps(OLD), RunOutcome.SUCCEEDED, "4 steps done", 1).to_json()

@@ -19,6 +19,7 @@ from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord, WeightSync
 from rljob_api.wire.values import WireError
 from rljob_worker.errors import UserError
+from rljob_worker.host.sealed_json import unsealed
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
 from rljob_worker.records.events import EventLog
@@ -321,7 +322,7 @@ def test_the_summary_counts_lost_work(tmp_path: Path) -> None:
         writer.metrics({"rollout/raw_reward": reward})
         writer.write(step, StepTiming(2.0, {"rollout": 1.0, "sleep": 0.5}), applied=True)
     made = summarize(read_steps(tmp_path), RunOutcome.STOPPED, "why", 2)
-    summary = json.loads(write_summary(tmp_path, made).read_text())
+    summary = unsealed(write_summary(tmp_path, made).read_text())
     assert summary == made.to_json()
     expected = {"outcome": "Stopped", "message": "why", "attempt": 2, "steps": 2, "executed_steps": 4, "lost_steps": 2}
     assert summary.items() >= expected.items()

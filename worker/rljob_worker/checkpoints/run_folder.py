@@ -22,6 +22,7 @@ from rljob_worker.checkpoints.reader import Checkpoints, checkpoint_root
 from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.errors import FencedError, JobError, UserError
 from rljob_worker.host.files import TEMPORARY, explained, sync_folder, write_whole
+from rljob_worker.host.sealed_json import sealed
 from rljob_worker.records.run_files import read_run
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class RunFolder:
             write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
         self.changes = _changes(previous, manifest, attempt)
         description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch, self.changes)
-        write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce, private=True)
+        write_whole(self.path / RUN_FILE, sealed(description.to_json(), indent=1), writer=claim.nonce, private=True)
         for folder in {self.path, claim.folder}:
             sync_folder(folder)
         self.attempt, self._claim = attempt, claim

@@ -14,6 +14,7 @@ from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.confined.named_source import check_named, check_package
 from rljob_worker.data.sources import data_sources
 from rljob_worker.data.turns import Schema
+from rljob_worker.environments.load import maker
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.source_check import package_places
 from rljob_worker.rollouts.worlds import JobEnvironments, environment_sources, source_of
@@ -33,6 +34,12 @@ def _check_code(field: str, environment: TextEnvironmentSpec, spec: RLJobSpec) -
             check_named(f"{field}.environment.tools[{place}].python", tool.python, package_places(spec))
     if environment.python is not None:
         check_named(f"{field}.environment.python", environment.python, package_places(spec))
+    if environment.name is not None:
+        try:
+            # Of ours, and light: nothing of it is a stranger's.
+            maker(source_of(environment))
+        except UserError as error:
+            raise UserError(f"{field}.{error}") from None
     module, named, _ = ("" if environment.gymnasium is None else environment.gymnasium.id).partition(":")
     if named:
         check_package(f"{field}.environment.gymnasium.id", module.partition(".")[0], package_places(spec))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rljob_api import RLJob
 from rljob_worker.cli.manifest import read_manifest
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 
 _MOST_RUNS = 64
 _BRACKETS = {"[": "]", "{": "}"}
@@ -185,8 +185,13 @@ def table_text(runs: Sequence[SweepRun], codes: Sequence[int]) -> str:
 
     rows: list[list[str]] = []
     evaluated: list[str] = []
+    damaged: list[str] = []
     for number, one in enumerate(runs):
-        records = list(effective_steps(read_steps(one.folder))) if (one.folder / "steps.jsonl").exists() else []
+        try:
+            records = list(effective_steps(read_steps(one.folder)))
+        except JobError as error:
+            # The other runs have a row all the same.
+            records, damaged = [], [*damaged, str(error)]
         last: dict[str, float | None] = {}
         for record in records:
             last |= record.metrics
@@ -205,7 +210,7 @@ def table_text(runs: Sequence[SweepRun], codes: Sequence[int]) -> str:
         )
     head = ["run", "state", "steps", "seconds", "reward", *evaluated]
     lines = aligned(head, [row + ["-"] * (len(head) - len(row)) for row in rows])
-    return "\n".join([*lines, f"runs    {runs[0].folder.parent}"])
+    return "\n".join([*lines, *damaged, f"runs    {runs[0].folder.parent}"])
 
 
 def _number(value: float | None) -> str:

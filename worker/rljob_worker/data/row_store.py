@@ -46,7 +46,8 @@ class RowStore:
         try:
             self._folder.mkdir(exist_ok=True)
             with replacing(path) as file:
-                file.write(_digest(loaded) + hashes.astype("<i8").tobytes())
+                content = _digest(loaded) + hashes.astype("<i8").tobytes()
+                file.write(content + xxhash.xxh3_128_digest(content))
         except OSError as error:
             logger.warning(
                 "%s: cannot be written: %s; a run that is continued cannot tell a mended row from other data",
@@ -63,7 +64,13 @@ class RowStore:
         except OSError:
             return None
         hashes = loaded.row_hashes()
-        if content[:_DIGEST_BYTES] != _digest(loaded) or len(content) != _DIGEST_BYTES + 8 * len(hashes):
+        size = _DIGEST_BYTES + 8 * len(hashes)
+        if content[:_DIGEST_BYTES] != _digest(loaded) or len(content) not in (size, size + _DIGEST_BYTES):
+            return None
+        content, checksum = content[:size], content[size:]
+        # Files of earlier versions end without one.
+        if checksum and checksum != xxhash.xxh3_128_digest(content):
+            logger.warning("%s: damaged: its content is not what was written (xxh3)", self._path(fingerprint))
             return None
         before = np.frombuffer(content, dtype="<i8", offset=_DIGEST_BYTES)
         rows: list[int] = np.flatnonzero(before != hashes).tolist()

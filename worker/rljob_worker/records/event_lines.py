@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.host.files import read_file
+from rljob_worker.host.sealed_json import unsealed
 
 EVENTS_FILE = "events.jsonl"
 
@@ -23,7 +23,7 @@ def read_events(run_folder: Path) -> list[dict[str, Any]]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     with suppress(ValueError, RecursionError):
-        content = json.loads(line)
+        content = unsealed(line.decode())
         if isinstance(content, dict) and isinstance(content.get("event"), str):
             return content
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line
+from rljob_worker.host.sealed_json import sealed
 from rljob_worker.records.event_lines import EVENTS_FILE, read_events
 
 EVENTS = "events"
@@ -53,7 +53,7 @@ class EventLog:
             try:
                 if self._file.full:
                     raise OSError(None, "too many events wait to be written, this one is dropped", str(self._file.path))
-                self._file.append((json.dumps(line) + "\n").encode())
+                self._file.append((sealed(line) + "\n").encode())
             except OSError as error:
                 self._failures.note(EVENTS, error)
             if self._listener is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rljob_api.wire.run_status import RUN_FILE, RunDescription
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import MOST_RUN_BYTES, read_file
+from rljob_worker.host.sealed_json import unsealed
 
 EVALUATION_FILE = "evaluation.json"
 """In a run folder of `rljob eval`: what was evaluated, and the results."""
@@ -22,7 +22,7 @@ def read_run(folder: Path) -> RunDescription | None:
     """
     path = folder / RUN_FILE
     try:
-        return RunDescription.parse(json.loads(read_file(path, MOST_RUN_BYTES)))
+        return RunDescription.parse(unsealed(read_file(path, MOST_RUN_BYTES).decode()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

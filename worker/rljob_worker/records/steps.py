@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from rljob_worker.host.files import (
     write_whole,
     writing,
 )
+from rljob_worker.host.sealed_json import sealed, unsealed
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class StepLog:
         """
         self._check_owner()
         numbered = replace(draft, index=len(self._lines) + len(self._waiting), rerun=draft.step in self._attempts)
-        line = json.dumps(numbered.to_json(), allow_nan=False, default=_plain)
-        written = StepRecord.parse(json.loads(line))
+        line = sealed(numbered.to_json(), allow_nan=False, default=_plain)
+        written = StepRecord.parse(unsealed(line))
         self._waiting.append(line)
         self._unsynced.append(written)
         self._note(written)
@@ -156,7 +156,7 @@ class StepLog:
         with writing(target, len(text)), open(target, "ab") as file:
             file.write(text)
             sync_file(file)
-        self._lines = [json.dumps(replace(record, index=i).to_json()) for i, record in enumerate(sound)]
+        self._lines = [sealed(replace(record, index=i).to_json()) for i, record in enumerate(sound)]
         write_whole(self.path, "".join(f"{line}\n" for line in self._lines))
         return sound
 
@@ -206,7 +206,7 @@ def _lines(path: Path) -> list[str]:
 
 def _parsed(path: Path, number: int, line: str) -> StepRecord:
     try:
-        record = StepRecord.parse(json.loads(line))
+        record = StepRecord.parse(unsealed(line))
         for name in record.metrics:
             record.metric(name)
         record.memory_states()

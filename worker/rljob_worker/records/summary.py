@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from rljob_api.phases import PHASES
 from rljob_api.wire.run_status import SUMMARY_FILE, PhaseSummary, RunOutcome, RunSummary
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.host.files import write_whole
+from rljob_worker.host.sealed_json import sealed
 from rljob_worker.records.steps import effective_steps
 
 
@@ -99,5 +99,5 @@ def summarize(
 def write_summary(run_folder: Path, summary: RunSummary) -> Path:
     """Write it whole or not at all."""
     path = run_folder / SUMMARY_FILE
-    write_whole(path, json.dumps(summary.to_json(), indent=1))
+    write_whole(path, sealed(summary.to_json(), indent=1))
     return path

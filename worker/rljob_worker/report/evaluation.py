@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible_line
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
+from rljob_worker.host.sealed_json import sealed, unsealed
 from rljob_worker.records.run_files import EVALUATION_FILE, require_run_folder
 from rljob_worker.records.steps import read_steps
 from rljob_worker.records.trajectories import read_trajectories
@@ -94,14 +94,14 @@ def _set(name: str, metrics: Any, rows: Sequence[dict[str, Any]]) -> EvaluatedSe
 
 def write_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
     """Write `evaluation.json`."""
-    write_whole(run_folder / EVALUATION_FILE, json.dumps(evaluation.to_json(), indent=1) + "\n")
+    write_whole(run_folder / EVALUATION_FILE, sealed(evaluation.to_json(), indent=1) + "\n")
 
 
 def read_evaluation(run_folder: Path) -> Evaluation:
     """The content of `evaluation.json`; UserError where it is not what `rljob eval` wrote."""
     path = run_folder / EVALUATION_FILE
     try:
-        content = json.loads(read_file(path))
+        content = unsealed(read_file(path).decode())
         sets = [
             EvaluatedSet(**one | {"distribution": [Count(**count) for count in one["distribution"]]})
             for one in content["sets"]

@@ -91,6 +91,9 @@ def _call_case(name: str, given: object, expected: object) -> CallCase:
         # LiveCodeBench: an argument a line, as JSON, and the result likewise.
         given = [_json(line, "a line of an input") for line in given.splitlines()]
         expected = _json(expected, "an output") if isinstance(expected, str) else expected
+    if _holds_nan(expected):
+        # What a table has where a value is missing; a result could never be known to be right.
+        raise ValueError("an output is NaN, which no value is equal to")
     if not isinstance(given, list | Mapping):
         raise ValueError("an input is neither a list of arguments, nor a mapping, nor lines of JSON")
     args, kwargs = ([], dict(given)) if isinstance(given, Mapping) else (given, {})
@@ -98,6 +101,14 @@ def _call_case(name: str, given: object, expected: object) -> CallCase:
         return CallCase(name, pack(args), pack(kwargs), expected)
     except NotPlainError as error:
         raise ValueError(f"an input holds what is no plain value: {error}") from None
+
+
+def _holds_nan(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_nan, value))
+    return isinstance(value, float) and value != value
 
 
 def test_file(tests: object) -> str:

@@ -21,6 +21,7 @@ from rljob_worker.data.reward_rows import RowRewards
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
+from rljob_worker.host.sealed_json import sealed, unsealed
 from rljob_worker.rewards.builtin import gsm8k_number
 from rljob_worker.rewards.math_reward import read_label
 from rljob_worker.rewards.weighted_parts import parts_of
@@ -31,7 +32,7 @@ CHECK_SECONDS = 10.0
 """Seconds that a job's start may wait for labels to be read."""
 READERS: Mapping[str, Callable[[str], object]] = {"math": read_label, "gsm8k": gsm8k_number}
 """By a built-in reward that understands its labels: what reads one, or raises ValueError."""
-VERSION = 3
+VERSION = 4
 """Grows when a label is read in another way: what was kept of earlier checks is then not used."""
 _SHOWN = 5
 _NAMED = 20
@@ -77,9 +78,9 @@ class _Labels:
     def load(self) -> None:
         """Take over what was found in the same file before."""
         try:
-            kept = json.loads(read_file(self.kept))
+            kept = unsealed(read_file(self.kept).decode())["faults"]
             faults = [(int(row), str(wrong)) for row, wrong in kept]
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
             return
         for row, wrong in faults:
             self._note(row, wrong)
@@ -93,7 +94,7 @@ class _Labels:
     def _keep(self) -> None:
         try:
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.kept, json.dumps(self._all_faults), durable=False)
+            write_whole(self.kept, sealed({"faults": self._all_faults}), durable=False)
         except OSError as error:
             logger.info("what the check of labels found is not kept: %s", error)
 

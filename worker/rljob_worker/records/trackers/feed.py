@@ -22,6 +22,7 @@ import rljob_worker
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.errors import JobError
 from rljob_worker.host.files import read_file, read_text, write_whole
+from rljob_worker.host.sealed_json import sealed, unsealed
 from rljob_worker.records.trackers.tracker import Opening
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class TrackerFeed:
 
     def _known_id(self) -> str | None:
         try:
-            known = json.loads(read_file(self._id_file))
+            known = unsealed(read_file(self._id_file).decode())
             # One that was opened elsewhere is not found here.
             return str(known["id"]) if known["where"] == self._where else None
         except FileNotFoundError:
@@ -193,7 +194,7 @@ class TrackerFeed:
     def _opened(self, answer: Mapping[str, str]) -> None:
         self._on_event(f"tracker {self.delivery.name}: {answer['place']}")
         try:
-            write_whole(self._id_file, json.dumps({"id": answer["id"], "where": self._where, "place": answer["place"]}))
+            write_whole(self._id_file, sealed({"id": answer["id"], "where": self._where, "place": answer["place"]}))
         except (OSError, JobError) as error:
             self._failed(f"{self._id_file}: {error}: a restart opens another run")
 
