@@ -73,7 +73,7 @@ def _prompt(judge: Any) -> Iterator[Finding]:
 
 
 def _python_alone(spec: Any) -> Iterator[Finding]:
-    """What a reward's own code may read and how long its import may take, where there is none."""
+    """Paths and time of a reward's own code, where there is none."""
     for at, reward in rewards_of(spec):
         functions = reward.parts or [reward]
         shared = at == ("reward",) and spec.rollout.oversampling is not None and spec.rollout.oversampling.function
