@@ -7,8 +7,7 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TextIO
+from typing import Literal, TextIO, cast
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -21,18 +20,14 @@ from rljob_api.looks import HEADING
 from rljob_api.safe_text import visible, visible_line
 
 _NARROWEST = 40
-
-
-class Palette(StrEnum):
-    """Colours that a terminal has, as rich names them."""
-
-    STANDARD = "standard"
-    EIGHT_BIT = "256"
-    TRUECOLOR = "truecolor"
-    WINDOWS = "windows"
-
-
-_SYSTEMS = {palette: ColorSystem[palette.name] for palette in Palette}
+Palette = Literal["standard", "256", "truecolor", "windows"]
+"""Colours that a terminal has, as rich names them."""
+_SYSTEMS = {
+    "standard": ColorSystem.STANDARD,
+    "256": ColorSystem.EIGHT_BIT,
+    "truecolor": ColorSystem.TRUECOLOR,
+    "windows": ColorSystem.WINDOWS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Style:
         plain = not stream.isatty() or console.no_color or console.is_dumb_terminal
         return cls(
             width=max(console.width, _NARROWEST),
-            colours=None if plain or console.color_system is None else Palette(console.color_system),
+            colours=None if plain else cast(Palette | None, console.color_system),
             unicode=encoding.startswith("utf"),
         )
 

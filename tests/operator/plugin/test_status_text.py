@@ -19,7 +19,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin.bars import OTHER, Step, draw_phases, draw_steps, progress_bar
 from rljob_operator.plugin.rendering import to_yaml
 from rljob_operator.plugin.status import PHASE_LOOKS, show_list, show_status
-from rljob_operator.plugin.terminal import Palette, Style, columns, number, seconds, wrapped
+from rljob_operator.plugin.terminal import Style, columns, number, seconds, wrapped
 
 PLAIN = Style(width=80)
 GOLDEN = Path(__file__).parent / "status.txt"
@@ -111,7 +111,7 @@ def test_the_whole_status_as_it_is_printed() -> None:
 def test_it_fits_the_width_and_colours_change_no_letter(width: int) -> None:
     view = job(STATUS)
     plain = show_status(view, STEPS, "The last steps", NOW, Style(width=width))
-    coloured = show_status(view, STEPS, "The last steps", NOW, Style(width=width, colours=Palette.EIGHT_BIT))
+    coloured = show_status(view, STEPS, "The last steps", NOW, Style(width=width, colours="256"))
     bare = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in coloured]
     if width >= 80:
         assert max(map(len, plain)) <= width
@@ -222,9 +222,9 @@ def test_the_style_of_a_stream() -> None:
 
     terminal = Terminal(io.BytesIO(), encoding="UTF-8")
     wide = {"COLUMNS": "100"}
-    assert Style.of(terminal, wide) == Style(100, Palette.STANDARD)
-    assert Style.of(terminal, wide | {"TERM": "xterm-256color"}).colours is Palette.EIGHT_BIT
-    assert Style.of(terminal, wide | {"COLORTERM": "truecolor"}).colours is Palette.TRUECOLOR
+    assert Style.of(terminal, wide) == Style(100, "standard")
+    assert Style.of(terminal, wide | {"TERM": "xterm-256color"}).colours == "256"
+    assert Style.of(terminal, wide | {"COLORTERM": "truecolor"}).colours == "truecolor"
     assert not Style.of(terminal, {"NO_COLOR": "1"}).colour
     assert not Style.of(terminal, {"TERM": "dumb"}).colour
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -235,7 +235,7 @@ def test_the_style_of_a_stream() -> None:
 
 def test_states_are_coloured_as_rljob_colours_them_and_rows_are_aligned_by_what_is_seen() -> None:
     rows = [["NAME", "PHASE", "STEP"], ["日本", "Failed", "1"], ["b", "Running", "2"], ["c", "odd\x1b[2J", "3"]]
-    style = Style(80, Palette.STANDARD)
+    style = Style(80, "standard")
     lines = columns(rows, style, "", heading=True, looks=PHASE_LOOKS)
     assert "\x1b[1mNAME\x1b[0m" in lines[0]
     assert "\x1b[1;31mFailed\x1b[0m" in lines[1]
