@@ -102,6 +102,11 @@ class ParallelLayout:
         """Whether this rank computes the loss."""
         return self.pp_rank == self.pp - 1
 
+    @property
+    def answers(self) -> bool:
+        """Whether this rank's results of its samples count: several have the same, or none."""
+        return self.last_stage and self.tp_rank == self.cp_rank == 0
+
     def nodes_of_replica(self, ranks_per_node: int) -> int:
         """Number of nodes that hold whole replicas of the model between them: one, where a node has room for all
         stages."""

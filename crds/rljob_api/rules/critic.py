@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.rules.core import Rule
-from rljob_api.spec import AlgorithmSpec, RLJobSpec, TrainingBackend
+from rljob_api.spec import AlgorithmSpec, RLJobSpec
 
 _WITH_CRITIC = [name for name, facts in ALGORITHMS.items() if facts.needs_critic]
 _NAMES = ", ".join(_WITH_CRITIC)
@@ -38,16 +38,6 @@ CRITIC = (
         allowed=f"only with algorithm {_NAMES}",
         check=lambda spec: spec.critic is None or ALGORITHMS[spec.algorithm.name].needs_critic,
         cel=f"!has(self.critic) || {_HAS_CRITIC}",
-    ),
-    Rule(
-        on=RLJobSpec,
-        field="training.backend",
-        wrong=f"Megatron trains no critic, which algorithm {_NAMES} needs",
-        allowed="FSDP, or another algorithm",
-        check=lambda spec: (
-            not ALGORITHMS[spec.algorithm.name].needs_critic or spec.training.backend == TrainingBackend.FSDP
-        ),
-        cel=f"!{_HAS_CRITIC} || (has(self.training) && self.training.backend == 'FSDP')",
     ),
     Rule(
         on=RLJobSpec,

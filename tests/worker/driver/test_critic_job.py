@@ -13,6 +13,7 @@ from jobs import ONE_AND_ONE, REPOSITORY, final_state, finish, manifest, run, st
 from support.samples import unless_all
 from support.step_lines import read_steps
 
+from rljob_api.spec import TrainingBackend
 from rljob_api.validation import load_manifest
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.models.trained import trained_model
@@ -72,19 +73,25 @@ def test_the_critic_warms_up_and_both_models_learn(finished: Path) -> None:
 
 
 def test_a_rank_holds_what_is_planned(finished: Path) -> None:
+    check_planned(finished)
+
+
+def check_planned(finished: Path) -> None:
     spec = load_manifest(json.loads((finished / "run.json").read_text())["job"]).spec
     plan = plan_memory(spec, trained_model(spec.training.backend, finished / "model"))
     rows = {row.phase: row.components for row in plan.devices[0].phases}
     assert list(rows)[3:8] == ["wake_up", "values", "ref_log_probs", "log_probs", "critic_train"]
-    assert rows["critic_train"]["gradients"] > 0
-    assert "gradients" not in rows["values"]
+    if spec.training.backend is TrainingBackend.FSDP:
+        assert rows["critic_train"]["gradients"] > 0
+        assert "gradients" not in rows["values"]
     awake = rows["wake_up"]
-    both = awake["weights"] + awake["optimizer"] + awake["critic"]
+    both = sum(awake.get(part, 0) for part in ("weights", "gradients", "optimizer", "critic"))
     for record in read_steps(finished):
         for rank in range(RANKS):
             asleep = record["memory"][f"trainer-{rank}"]["sleep"]
-            assert asleep["paused"] == asleep["backup"]
             assert asleep["paused"] == pytest.approx(both, rel=0.02)
+            if spec.training.backend is TrainingBackend.FSDP:
+                assert asleep["paused"] == asleep["backup"]
 
 
 def test_a_checkpoint_names_the_files_of_both(finished: Path) -> None:
@@ -120,6 +127,29 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     assert code == 0, output
     assert final_state(tmp_path / "run", RANKS) == final_state(finished, RANKS)
     assert any(name.startswith("critic-00001") for name in final_state(finished, RANKS))
+
+
+@unless_all("a critic with Megatron")
+@pytest.mark.parametrize("sizes", [{"tensorParallel": RANKS}, {"pipelineParallel": RANKS, "precision": "bf16"}])
+def test_with_megatron(sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Cut over ranks, killed in the critic's phase and resumed."""
+    training = {"globalBatchSize": 8, "optimizer": {"lr": 1.0e-3}} | sizes
+    states = []
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+        path, output = job(tmp_path / name, training=training), tmp_path / name / "run"
+        if name == "killed":
+            fault = {"do": "kill", "process": "trainer-1", "phase": "critic_train", "step": 4}
+            code, text = finish(start_faulty(path, output, fault))
+            assert code != 0, text
+        code, text = run("run", path, "--output", output, *(["--resume"] if name == "killed" else []))
+        assert code == 0, text
+        states.append(final_state(output, RANKS))
+    assert states[0] == states[1]
+    check_planned(tmp_path / "calm" / "run")
+    last = read_steps(tmp_path / "calm" / "run")[-1]["metrics"]
+    assert last["critic/grad_norm"] > 0
+    assert last["train/grad_norm"] > 0
 
 
 @unless_all("modes with devices of their own")

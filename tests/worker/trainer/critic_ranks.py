@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,7 +51,7 @@ def episodes(seed: int) -> TrainBatch:
 def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, port: int, **given: Any) -> Trainer:
     critic, warm = given.pop("critic", CRITIC), given.pop("valued", True)
     algorithm = {"name": "ppo", "gae": {"gamma": 0.97, "lambda": 0.9}, "aggregation": "SequenceMean"}
-    spec = make_spec(world, backend="FSDP", algorithm=algorithm, **given)
+    spec = make_spec(world, **{"backend": "FSDP", "algorithm": algorithm} | given)
     trainer = Trainer(
         spec | {"critic": critic},
         rank=rank,
@@ -138,15 +138,7 @@ def between(trainer: Trainer, folder: Path) -> Result:
     trainer.save(str(folder / "between"))
     result["saved"] = same(before, whole(trainer))
     half()
-    model = trainer._backend.rank.model  # type: ignore[attr-defined]
-    take = model.take_gradients
-
-    def spoiled() -> dict[str, torch.Tensor]:
-        gradients: dict[str, torch.Tensor] = take()
-        gradients["model.norm.weight"] *= torch.inf
-        return gradients
-
-    with mock.patch.object(model, "take_gradients", spoiled):
+    with spoiled(trainer._backend, torch.inf):
         result["policy"] = trainer.train(batch, SAMPLING, 2)
     result["after_policy"] = same(before, whole(trainer))
     half()
@@ -158,8 +150,7 @@ def between(trainer: Trainer, folder: Path) -> Result:
         result["stopped"] = True
     result["after_stop"] = same(before, whole(trainer))
     trainer.values(batch)
-    beside = trainer._backend.critic.rank.model  # type: ignore[union-attr]
-    with mock.patch.object(beside, "take_gradients", _not_finite(beside.take_gradients)):
+    with spoiled(trainer._backend.critic, torch.nan):
         result["critic"] = trainer.critic_train(batch, alone=False)
     result["after_critic"] = same(before, whole(trainer))
     trainer.values(batch)
@@ -172,13 +163,24 @@ def between(trainer: Trainer, folder: Path) -> Result:
     return result
 
 
-def _not_finite(take: Callable[[], dict[str, torch.Tensor]]) -> Callable[[], dict[str, torch.Tensor]]:
-    def spoiled() -> dict[str, torch.Tensor]:
+def spoiled(part: Any, factor: float) -> AbstractContextManager[object]:
+    """Gradients of one of the rank's models are not finite."""
+    rank = part.rank
+    if hasattr(rank, "ddp"):
+        owner, name = rank.optimizer, "prepare_grads"
+    else:
+        owner, name = rank.model, "take_gradients"
+    take = getattr(owner, name)
+
+    def taken() -> Any:
+        if hasattr(rank, "ddp"):
+            rank.ddp.module.decoder.layers[0].input_layernorm.weight.main_grad.mul_(factor)
+            return take()
         gradients = take()
-        gradients["model.norm.weight"] *= torch.nan
+        gradients["model.layers.0.input_layernorm.weight"] *= factor
         return gradients
 
-    return spoiled
+    return mock.patch.object(owner, name, taken)
 
 
 def fresh(trainer: Trainer, _folder: Path) -> Result:
@@ -188,6 +190,8 @@ def fresh(trainer: Trainer, _folder: Path) -> Result:
     return {"values": seen["values"], "then": then["values"], "metrics": first.metrics}
 
 
+MEGATRON = {"backend": "Megatron"}
+TP2, PP2 = MEGATRON | {"tensorParallel": 2}, MEGATRON | {"pipelineParallel": 2}
 fsdp_ranks.make_trainer = make_trainer  # type: ignore[assignment]
 fsdp_ranks.CASES = {
     "one": (1, "dense", {}, run),
@@ -197,6 +201,17 @@ fsdp_ranks.CASES = {
     "between": (2, "dense", {}, between),
     "fresh": (1, "moe", {"valued": False}, fresh),
     "lora": (1, "dense", {"lora": {"rank": 4, "alpha": 8}, "precision": "bf16", "recompute": "Full"}, run),
+    "tp2": (2, "dense", TP2, lambda t, f: run(t, f, "from_tp2")),
+    "tp2_resumed": (2, "dense", TP2, lambda t, f: load(t, f, "from_tp2")),
+    "tp2_to_fsdp": (2, "dense", {}, lambda t, f: load(t, f, "from_tp2")),
+    "pp2": (2, "dense", PP2, run),
+    "two_to_pp2": (2, "dense", PP2, lambda t, f: load(t, f, "from_two")),
+    "tp2_between": (2, "dense", TP2, between),
+    "experts": (2, "moe", {"precision": "fp32"}, run),
+    "experts_tp2": (2, "moe", TP2, run),
+    "experts_ep2": (2, "moe", MEGATRON | {"expertParallel": 2}, run),
+    "cp2": (2, "dense", MEGATRON | {"contextParallel": 2}, run),
+    "megatron": (2, "dense", MEGATRON | {"maxTokensPerMicroBatch": 16}, run),
     "two_updates": (2, "dense", {"globalBatchSize": 8, "maxTokensPerMicroBatch": 16}, run),
     "three": (3, "dense", {"critic": CRITIC | {"updatesPerStep": 2}, "globalBatchSize": 8}, run),
     "two_to_three": (3, "dense", {}, lambda t, f: load(t, f, "from_two")),

@@ -99,7 +99,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     length = max_model_length(spec, model)
     beside = critic_folder(spec, tokenizer, length)
     if derived.critic(spec) is not None:
-        size += critic_bytes(beside or model_folder)
+        size += critic_bytes(training, beside or model_folder)
     taught_by = teacher_folder(spec, tokenizer, model, length)
     if saves:
         check_room(spec, folder, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rljob_api.spec import TrainingSpec
@@ -43,6 +43,8 @@ class ModelConfig(ModelFacts):
     """Whether the query projection also makes what gates the output of full attention."""
     zero_centered_norms: bool = False
     """Whether norms scale by 1 + weight; that of a linear attention's output never does."""
+    value_head: tuple[str, ...] = ()
+    """A critic's: names of the tensors of its head, which gives one value a token in the place of logits."""
 
     @classmethod
     def from_hf(cls, source: str | Path | Mapping[str, object]) -> ModelConfig:
@@ -60,6 +62,10 @@ class ModelConfig(ModelFacts):
     def is_moe(self, layer: int) -> bool:
         """Whether a layer (0-based, over the whole model) is a mixture of experts."""
         return self.num_experts > 0 and self.moe_layers[layer]
+
+    def critic(self, head: tuple[str, ...]) -> ModelConfig:
+        """The same layers with a head of one value a token, whose tensors are called so."""
+        return replace(self, value_head=head, tied_embeddings=False)
 
     @property
     def untrained(self) -> tuple[str, ...]:

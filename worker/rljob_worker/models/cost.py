@@ -35,7 +35,7 @@ def _passed(model: ModelConfig) -> float:
     """Parameters of the layers that a token passes."""
     passed = 0.0
     for name, shape in hf_manifest(model):
-        if name not in (embedding(model), HEAD):
+        if name not in (embedding(model), HEAD, *model.value_head):
             share = model.experts_per_token / model.num_experts if ".experts." in name else 1.0
             passed += math.prod(shape) * share
     return passed

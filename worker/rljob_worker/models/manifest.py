@@ -51,7 +51,10 @@ def hf_manifest(cfg: ModelConfig) -> Manifest:
         prefix = layer_prefix(cfg, layer)
         manifest += [(prefix + name, shape) for name, shape in layer_manifest(cfg, layer)]
     manifest.append((final_norm(cfg), (hidden,)))
-    if not cfg.tied_embeddings:
+    if cfg.value_head:
+        weight, *bias = cfg.value_head
+        manifest += [(weight, (1, hidden)), *((name, (1,)) for name in bias)]
+    elif not cfg.tied_embeddings:
         manifest.append((HEAD, (vocab, hidden)))
     return manifest
 

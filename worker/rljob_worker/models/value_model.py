@@ -1,4 +1,4 @@
-"""A critic: transformers' model of a checkpoint with a head of one number in the place of the vocabulary's."""
+"""A critic: the model of a checkpoint with a head of one number in the place of the vocabulary's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from rljob_worker.errors import UserError
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
-from rljob_worker.models.hf_io import tensor_shapes
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.hf_io import check_tensor_names, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, parameters_on_meta, tied_names
+from rljob_worker.models.manifest import HEAD as VOCABULARY_HEAD
+from rljob_worker.models.manifest import CheckpointTensors, embedding, hf_manifest
 from rljob_worker.models.weight_files import tensor_files
 
 if TYPE_CHECKING:
@@ -56,3 +60,25 @@ def build_value_model(folder: Path, *, attention: str = "sdpa") -> ValueModel:
     here = {view.name for view in views}
     check_headers(there, tensor_shapes(files), str(folder), may_have=sorted(of_policy - here))
     return ValueModel(model, views, files)
+
+
+def value_config(folder: Path) -> ModelConfig:
+    """The critic that Megatron trains and that begins with a checkpoint's layers, and with its head as above.
+
+    Raises:
+        UserError: no model that Megatron trains, or tensors that are missing or of another shape; names the folder and
+            the tensor.
+    """
+    files = tensor_files(folder)
+    policy = ModelConfig.from_hf(folder)
+    config = policy.critic((HEAD, BIAS) if BIAS in files else (HEAD,))
+    there = tuple(
+        (name, shape) for name, shape in hf_manifest(config) if name in files or name not in config.value_head
+    )
+    unused = ((VOCABULARY_HEAD, embedding(config)),)
+    check_tensor_names(files, CheckpointTensors(there, unused, config.untrained), f"{config.model_type} model", folder)
+    found = tensor_shapes({name: files[name] for name, _ in there})
+    for name, shape in there:
+        if found[name] != shape:
+            raise UserError(f"{files[name]}: tensor {name} has shape {found[name]}, the model's is {shape}")
+    return config

@@ -195,7 +195,7 @@ def logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: Micro
 
 def all_logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
     """Logits of all response positions and the mask; `copies` is 2 where their gradient is beside them."""
-    columns, rollout = -(-model.vocab_size // job.trainers.tp), spec.rollout
+    columns, rollout = _columns(model, job), spec.rollout
     masked = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
     return batch.responses * columns * (copies * itemsize(spec) + masked)
 
@@ -208,15 +208,22 @@ def head_work(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBat
     chunks, size = loss_chunks(spec, model, job), itemsize(spec)
     if batch.responses <= _blocks(spec, model, job).kept:
         return chunks
-    weight = -(-model.vocab_size // job.trainers.tp) * model.hidden_size
+    weight = _columns(model, job) * model.hidden_size
     return weight * _FP32 + max(chunks, weight * size if size < _FP32 else 0)
 
 
 def _blocks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> Blocks:
-    return Blocks.of(-(-model.vocab_size // job.trainers.tp) * itemsize(spec), job.kind)
+    return Blocks.of(_columns(model, job) * itemsize(spec), job.kind)
+
+
+def _columns(model: ModelFacts, job: JobShape) -> int:
+    """Columns of the output layer's product on a rank: the vocabulary's, which ranks divide, or a critic's one."""
+    if isinstance(model, ModelConfig) and model.value_head:
+        return 1
+    return -(-model.vocab_size // job.trainers.tp)
 
 
 def loss_chunks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> int:
     """fp32 temporaries of the loss: bounded chunks, at least one row."""
-    chunk = max(CHUNK_ELEMENTS.get(job.kind, DEFAULT_CHUNK_ELEMENTS), model.vocab_size // job.trainers.tp)
+    chunk = max(CHUNK_ELEMENTS.get(job.kind, DEFAULT_CHUNK_ELEMENTS), _columns(model, job))
     return _LOSS_TEMPORARIES * chunk * _FP32

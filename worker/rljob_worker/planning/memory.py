@@ -120,8 +120,6 @@ class Planner:
         spec, model = self._spec, self._model
         taught = teacher_of(spec, model)
         teacher = None if taught is None else self._parts(*taught, stage)
-        if isinstance(model, ModelConfig):
-            return replace(self._parts(spec, model, stage), teacher=teacher)
         beside = critic_of(spec, model)
         critic = None if beside is None else self._parts(*beside, stage)
         return replace(self._parts(spec, model, stage), critic=critic, teacher=teacher)
@@ -243,9 +241,7 @@ class Planner:
             "weights": rank.state.weights,
             "gradients": rank.state.gradients,
             "optimizer": 0 if offloaded else rank.state.optimizer,
-            "critic": 0
-            if rank.critic is None
-            else rank.critic.state.weights + (0 if offloaded else rank.critic.state.optimizer),
+            "critic": 0 if rank.critic is None else _kept(rank.critic.state, offloaded),
         }
 
     # --- a node ------------------------------------------------------------------------------
@@ -315,6 +311,11 @@ class Planner:
     def _offloaded(self, rank: Rank) -> int:
         offloads = self._spec.training.optimizer.host_offload
         return sum(model.state.optimizer for model in rank.models) if offloads else 0
+
+
+def _kept(state: TrainingState, offloaded: bool) -> int:
+    """Bytes of an awake rank's part of a model between micro-batches."""
+    return state.weights + state.gradients + (0 if offloaded else state.optimizer)
 
 
 def _dtype(precision: Precision) -> torch.dtype:

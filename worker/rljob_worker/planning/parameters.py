@@ -52,7 +52,7 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
             dense += count * copies
             largest = max(largest, count * bool(copies))
             continue
-        if name == final_norm(model):
+        if name == final_norm(model) or name in model.value_head:
             dense += count * (stage == job.trainers.pp - 1)
             continue
         if not name.startswith(layers):

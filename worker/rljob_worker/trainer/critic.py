@@ -160,10 +160,11 @@ class Critic:
         tokens = [[packed.sampled_of(one.samples) for one in update.micro_batches] for update in updates]
         found = self._backend.forward([one for update in updates for one in update.micro_batches], StateValues())
         values = torch.zeros(len(batch.advantages))
-        for places, part in zip((places for update in tokens for places in update), found, strict=True):
-            values[torch.from_numpy(places)] = part.cpu()
+        if self._layout.answers:
+            for places, part in zip((places for update in tokens for places in update), found, strict=True):
+                values[torch.from_numpy(places)] = part.cpu()
         if self._layout.world_size > 1:
-            # Each token is on one rank: the sum is exact.
+            # Each token is on one rank of those that answer: the sum is exact.
             dist.all_reduce(values)
         lengths = torch.from_numpy(packed.responses)
         gae = self._spec.algorithm.gae or GaeSpec()

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.spec import TrainingBackend, TrainingSpec
 from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
+from rljob_worker.models.config import check_model_sizes
 from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.hf_check import checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
-from rljob_worker.models.value_model import build_value_model
+from rljob_worker.models.value_model import build_value_model, value_config
 from rljob_worker.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 _FIELD = "spec.critic.model"
 _STATE_BYTES = 12
-"""Bytes of a parameter in a checkpoint: fp32, and Adam's two moments."""
+"""Bytes of a parameter in FSDP's checkpoint: fp32, and Adam's two moments."""
 
 
 def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> Path | None:
@@ -41,7 +44,8 @@ def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: 
     folder = folder_beside(critic.model.path, spec.model.hub, f"{_FIELD}.path")
     check_json_files(folder)
     with waiting_for(f"the weights in {folder} to be looked at"):
-        build_value_model(folder)
+        # Refuses a folder that is none of a critic.
+        critic_bytes(spec.training, folder)
     facts = ModelFacts.from_hf(folder)
     try:
         own = load_tokenizer(folder).get_vocab()
@@ -66,7 +70,15 @@ def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: 
     return folder
 
 
-def critic_bytes(folder: Path) -> int:
-    """Bytes of a checkpoint of the critic that starts from a folder."""
-    shapes = [view.shape for view in build_value_model(folder).views]
-    return _STATE_BYTES * sum(math.prod(shape) for shape in shapes)
+def critic_bytes(training: TrainingSpec, folder: Path) -> int:
+    """Bytes of a checkpoint of the critic that starts from a folder.
+
+    Raises:
+        UserError: a model that the backend does not train, that lacks tensors, or that the job's parallel sizes do not
+            divide.
+    """
+    if training.backend is TrainingBackend.MEGATRON:
+        config = value_config(folder)
+        check_model_sizes(config, training)
+        return checkpoint_bytes(config, training.precision)
+    return _STATE_BYTES * sum(math.prod(view.shape) for view in build_value_model(folder).views)

@@ -50,6 +50,12 @@ class TokenValues:
         log_probs, entropy, *further = table.unbind(-1)
         return cls(log_probs, entropy, divergence=further[0] if further else None)
 
+    @classmethod
+    def of_critic(cls, table: Tensor) -> TokenValues:
+        """Unpack [n, 1] of a critic's head."""
+        nothing = table.new_zeros(0)
+        return cls(nothing, nothing, table.squeeze(1).float())
+
 
 class Loss(Protocol):
     """The loss of an optimizer update, micro-batch by micro-batch."""

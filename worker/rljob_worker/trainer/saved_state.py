@@ -35,7 +35,7 @@ FORMAT = 1
 
 def folder_of(backend: TrainingBackend) -> str:
     """The package of a backend, called after it: its `backend.build_backend` builds one (see `trainer.build`), its
-    `saved_format.saved_format(model_folder, lora)` says where its states have what."""
+    `saved_format.saved_format(model_folder, lora)` and `critic_format(model_folder)` say where its states have what."""
     return f"{__package__}.{backend.value.lower()}"
 
 
@@ -79,6 +79,12 @@ def saved_format(reader: StateReader, model_folder: Path) -> SavedFormat:
     """The format of a file, for the model of a folder; ValueError when this version does not have it."""
     module = importlib.import_module(f"{folder_of(backend_of(reader))}.saved_format")
     return cast("SavedFormat", module.saved_format(model_folder, saved_adapters(reader)))
+
+
+def critic_format(reader: StateReader, model_folder: Path) -> SavedFormat:
+    """The same of a critic's file, for the critic that begins with a folder."""
+    module = importlib.import_module(f"{folder_of(backend_of(reader))}.saved_format")
+    return cast("SavedFormat", module.critic_format(model_folder))
 
 
 def state_metadata(

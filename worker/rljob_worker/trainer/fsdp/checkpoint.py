@@ -15,7 +15,6 @@ from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import RankState
-from rljob_worker.trainer.fsdp.saved_format import critic_format
 from rljob_worker.trainer.random_states import random_states, restore_random_states
 from rljob_worker.trainer.saved_state import (
     BASE,
@@ -23,6 +22,7 @@ from rljob_worker.trainer.saved_state import (
     MODEL_PREFIX,
     SavedState,
     adapters_named,
+    critic_format,
     open_rank_file,
     saved_format,
     state_metadata,

@@ -103,8 +103,7 @@ class ShardedModel:
         )
         values = output.logits.squeeze(0)
         if wanted is None:
-            nothing = values.new_zeros(0)
-            return TokenValues(nothing, nothing, values.squeeze(1).float())
+            return TokenValues.of_critic(values)
         if self._plain:
             if values.data_ptr() != self._made:
                 raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")

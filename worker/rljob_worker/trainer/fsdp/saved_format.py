@@ -17,7 +17,6 @@ from rljob_worker.models.value_model import build_value_model
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
-from rljob_worker.trainer.state_file import StateReader
 
 if TYPE_CHECKING:
     from rljob_worker.models.hf_model import HfModel
@@ -33,7 +32,7 @@ def saved_format(model_folder: Path, lora: LoraSpec | None) -> FsdpFormat:
     return FsdpFormat(model, views, lora)
 
 
-def critic_format(_reader: StateReader, model_folder: Path) -> FsdpFormat:
+def critic_format(model_folder: Path) -> FsdpFormat:
     """The format for the critic that begins with a folder."""
     built = build_value_model(model_folder)
     return FsdpFormat(built.model, built.views)

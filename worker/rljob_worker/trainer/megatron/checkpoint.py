@@ -16,25 +16,27 @@ from rljob_worker.trainer.random_states import random_states, restore_random_sta
 from rljob_worker.trainer.saved_state import (
     MODEL_PREFIX,
     SavedState,
+    critic_format,
     open_rank_file,
     saved_format,
     state_metadata,
 )
-from rljob_worker.trainer.state_file import StateReader, path_of, write_state
+from rljob_worker.trainer.state_file import POLICY, StateReader, path_of, write_state
 
 
 def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> CheckedFile:
     """Write this rank's file, asleep or awake, and sync it.
 
     `model.<Megatron name>` are the parameters; `exp_avg.`, `exp_avg_sq.` and, in bf16 training, `master.` hold the flat
-    part of each that this rank updates; `rng.` the generators' states.
+    part of each that this rank updates; `rng.` the generators' states, which the critic's file has not.
     """
     readable = rank.readable
     tensors = {MODEL_PREFIX + name: readable(tensor) for name, tensor in rank.named_parameters().items()}
     tensors |= {name: readable(tensor) for name, tensor in _optimizer_tensors(rank).items()}
-    tensors |= _rng_states(rank)
+    if rank.stem == POLICY:
+        tensors |= _rng_states(rank)
     return write_state(
-        path_of(folder, rank.layout.rank),
+        path_of(folder, rank.layout.rank, rank.stem),
         tensors,
         state_metadata(TrainingBackend.MEGATRON, rank.layout, updates=updates, precision=precision),
     )
@@ -47,16 +49,18 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
         ValueError: no file, a damaged one, or one of another precision or model; nothing is changed when the precision
             differs.
     """
-    own = open_rank_file(folder, TrainingBackend.MEGATRON, rank.layout, precision)
+    own = open_rank_file(folder, TrainingBackend.MEGATRON, rank.layout, precision, stem=rank.stem)
     if own.resharded:
-        _load_resharded(rank, SavedState(folder, partial(saved_format, model_folder=rank.model_folder)))
+        format_of = saved_format if rank.stem == POLICY else critic_format
+        _load_resharded(rank, SavedState(folder, partial(format_of, model_folder=rank.model_folder), rank.stem))
         return Loaded(own.updates, resharded=own.resharded)
     reader = own.reader
     for name, tensor in rank.named_parameters().items():
         reader.read_into(MODEL_PREFIX + name, tensor)
     for name, tensor in _optimizer_tensors(rank).items():
         reader.read_into(name, tensor)
-    _set_rng_states(reader, rank)
+    if rank.stem == POLICY:
+        _set_rng_states(reader, rank)
     return Loaded(own.updates)
 
 

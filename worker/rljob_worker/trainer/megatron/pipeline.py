@@ -28,8 +28,8 @@ Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 class PipelineRunner:
     """Forward and forward-backward passes of this rank's model over micro-batches.
 
-    The output layer runs on response positions only, and gives log-probabilities: with long prompts and large
-    vocabularies, logits are most of the memory and a large part of the time.
+    The output layer runs on response positions only, and gives log-probabilities, or a critic's values: with long
+    prompts and large vocabularies, logits are most of the memory and a large part of the time.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class PipelineRunner:
         output = model(own.input_ids, own.position_ids, None, packed_seq_params=packed_seq_params(micro_batch))
 
         def loss_func(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            assert compute.wanted is not None
-            tokens = TokenValues.of_table(values.squeeze(0), compute.wanted)
+            table = values.squeeze(0)
+            tokens = TokenValues.of_table(table, compute.wanted) if compute.wanted else TokenValues.of_critic(table)
             loss, result = compute(index, micro_batch, tokens)
             return loss, self._no_tokens, result
 
@@ -126,20 +126,23 @@ class PipelineRunner:
         weight: Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Tensor, None]:
-        """In the place of the output layer's product: [S, 1, h] -> the table of the response tokens' values [n, 1, c].
+        """In the place of the output layer's product: [S, 1, h] -> the table of the response tokens' values [n, 1, c],
+        or a critic's [n, 1, 1].
 
         Of all the row's response tokens, whichever rank has which. A weight that is shared with the embedding comes
         with the call.
         """
         assert self._share is not None
-        assert self._wanted is not None
         if self._sequence_parallel:
             # The gradient is whole on each rank, which keeps that of its own positions.
             hidden = self._gather(hidden, tensor_parallel_output_grad=False)
         rows = hidden.flatten(0, 1).index_select(0, self._share.inputs.rows)
         own = weight if weight is not None else layer.get_parameter("weight")
         inputs = self._share.inputs
-        table = token_table(rows, own, inputs.labels, self._wanted, self._vocabulary_group, inputs.teacher)
+        if self._wanted is None:
+            table = torch.nn.functional.linear(rows, own, getattr(layer, "bias", None)).float()
+        else:
+            table = token_table(rows, own, inputs.labels, self._wanted, self._vocabulary_group, inputs.teacher)
         if self._context_group is not None:
             table = joined(table, self._share.places, self._share.count, self._context_group)
         return table.unsqueeze(1), None

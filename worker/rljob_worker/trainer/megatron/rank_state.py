@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_api.spec import Precision, RLJobSpec
+from rljob_api import derived
+from rljob_api.spec import CriticSpec, Precision, RLJobSpec, TrainingSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.value_model import value_config
+from rljob_worker.models.weight_files import tensor_files
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.megatron.flat_buffers import move_buffers
 from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.megatron.parallel_state import initialize
 from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.trainer.state_file import CRITIC, POLICY
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
 from rljob_worker.upstream.patch import Process
@@ -54,6 +60,7 @@ class RankState(JoinedRank):
         optimizer: Megatron's chained distributed optimizers.
         parameters: flat buffers that hold all parameters.
         state: the optimizer's tensors.
+        stem: of the names of its files: the policy's or the critic's.
     """
 
     config: ModelConfig
@@ -62,6 +69,7 @@ class RankState(JoinedRank):
     optimizer: ChainedOptimizer
     parameters: list[Tensor]
     state: OptimizerState
+    stem: str = POLICY
 
     def named_parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by Megatron name."""
@@ -98,14 +106,51 @@ def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
 
 
 def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_folder: Path) -> RankState:
-    """Build a model with the checkpoint's weights, and its optimizer; collective over those that joined."""
+    """Build the policy with the checkpoint's weights, and its optimizer; collective over those that joined."""
     from rljob_worker.models.hf_io import load_hf_weights
+
+    config = ModelConfig.from_hf(model_folder)
+    load = partial(load_hf_weights, folder=model_folder)
+    replay = spec.rollout.router_replay
+    return _built(joined, spec.training, device, config, model_folder, load, router_replay=replay)
+
+
+def build_critic_state(
+    joined: JoinedRank, spec: RLJobSpec, critic: CriticSpec, device: Device, model_folder: Path
+) -> RankState:
+    """Build the critic beside the policy, in the same memory and groups; collective.
+
+    Raises:
+        UserError: a model or a checkpoint that does not fit; names the tensor.
+    """
+    from rljob_worker.models.hf_io import read_pieces
+
+    config, files = value_config(model_folder), tensor_files(model_folder)
+
+    def load(pieces: list[Piece]) -> None:
+        # A head that the folder does not have stays 0.
+        read_pieces([piece for piece in pieces if piece.hf_name in files], files)
+
+    training = spec.training.model_copy(update={"optimizer": derived.critic_optimizer(spec, critic)})
+    return _built(joined, training, device, config, model_folder, load, stem=CRITIC)
+
+
+def _built(
+    joined: JoinedRank,
+    training: TrainingSpec,
+    device: Device,
+    config: ModelConfig,
+    model_folder: Path,
+    load: Callable[[list[Piece]], None],
+    *,
+    router_replay: bool = False,
+    stem: str = POLICY,
+) -> RankState:
     from rljob_worker.trainer.megatron.models.build import build_gpt_model
     from rljob_worker.trainer.megatron.models.convert import local_pieces
     from rljob_worker.trainer.megatron.optimizer import build_optimizer, wrap_model
 
-    training, layout, memory = spec.training, joined.layout, joined.memory
-    config = ModelConfig.from_hf(model_folder)
+    layout, memory = joined.layout, joined.memory
     model = build_gpt_model(
         config,
         tp=layout.tp,
@@ -113,14 +158,14 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
         ep=layout.ep,
         dtype=torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
         recompute=training.recompute.value,
-        router_replay=spec.rollout.router_replay,
+        router_replay=router_replay,
         device=device.name,
         cp_group=joined.cp_group,
     )
     region: Region = nullcontext if memory is None else memory.region
     ddp = wrap_model(model)
     parameters = move_buffers(ddp, region, device.empty_cache)
-    load_hf_weights(local_pieces(ddp.module, config, layout), model_folder)
+    load(local_pieces(ddp.module, config, layout))
     optimizer = build_optimizer(ddp, training, device.process_group_backend)
     offload = training.optimizer.host_offload
     # Host memory does not sleep: what is offloaded stays outside the memory saver.
@@ -137,4 +182,5 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
         optimizer=optimizer,
         parameters=parameters,
         state=state,
+        stem=stem,
     )

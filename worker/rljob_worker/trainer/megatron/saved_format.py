@@ -10,6 +10,7 @@ from torch import Tensor
 from rljob_api.spec import LoraSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
+from rljob_worker.models.value_model import value_config
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
@@ -20,6 +21,11 @@ def saved_format(model_folder: Path, lora: LoraSpec | None) -> MegatronFormat:
     if lora is not None:
         raise ValueError("training.lora: states of Megatron have no adapters")
     return MegatronFormat(ModelConfig.from_hf(model_folder))
+
+
+def critic_format(model_folder: Path) -> MegatronFormat:
+    """The format for the critic that begins with a folder."""
+    return MegatronFormat(value_config(model_folder))
 
 
 class MegatronFormat:

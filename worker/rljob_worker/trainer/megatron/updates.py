@@ -20,9 +20,7 @@ class Updater:
         self._rank = rank
         self._replay = replay
         self._pipeline = pipeline
-        self._reduction = MetricReduction(
-            rank.layout.last_stage and rank.layout.tp_rank == rank.layout.cp_rank == 0, rank.layout.world_size
-        )
+        self._reduction = MetricReduction(rank.layout.answers, rank.layout.world_size)
 
     def run(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped Adam update; collective.

@@ -34,12 +34,13 @@ def build_gpt_model(
     device: str = "cpu",
     cp_group: dist.ProcessGroup | None = None,
 ) -> GptModel:
-    """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows, zeros.
+    """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows and a
+    critic's head, zeros.
 
     `forward(input_ids [B, S], position_ids [B, S], None)` gives logits [B, S, padded vocabulary / tp] in `dtype` on the
     last pipeline stage, hidden states before it: of a batch of equal sequences, or, with `trainer.megatron.rows`, of a
     row of them, where B is 1. Where `sequence_parallel`, S is a multiple of `tp`, and each rank's hidden states are
-    those of its share of the positions.
+    those of its share of the positions. A critic's head is a plain layer of one column, whole on each of the ranks.
 
     Args:
         cfg: the model.
@@ -73,7 +74,10 @@ def build_gpt_model(
         rotary_base=cfg.rope_theta,
         rotary_percent=cfg.rotary_fraction,
         parallel_output=True,
-    ).to(dtype)
+    )
+    if cfg.value_head and model.post_process:
+        setattr(model, "output_layer", torch.nn.Linear(cfg.hidden_size, 1, bias=len(cfg.value_head) > 1))  # noqa: B010
+    model = model.to(dtype)
     model.rotary_pos_emb.inv_freq = model.rotary_pos_emb.inv_freq.to(device)
     for module in model.modules():
         if isinstance(module, CausalAttention | GatedDeltaNet):
@@ -207,12 +211,14 @@ def _with_attention(layer: ModuleSpec, attention: ModuleSpec) -> ModuleSpec:
 
 
 def _zero_padding_rows(model: torch.nn.Module, cfg: ModelConfig, tp: int) -> None:
-    """Uninitialised memory may hold NaN, and these rows are loaded from nowhere."""
+    """Uninitialised memory may hold NaN. These rows are loaded from nowhere, and a critic's head from some folders."""
     from megatron.core import parallel_state
 
     rows = cfg.padded_vocab_size(tp) // tp
     real_rows = max(0, min(rows, cfg.vocab_size - rows * parallel_state.get_tensor_model_parallel_rank()))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            if cfg.value_head and name.startswith("output_layer."):
+                parameter.zero_()
+            elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
                 parameter[real_rows:].zero_()

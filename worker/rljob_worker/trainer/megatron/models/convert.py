@@ -173,6 +173,10 @@ def _layout(name: str, cfg: ModelConfig, parallel: ParallelLayout) -> _Layout | 
     dense_owner = parallel.dp_rank == 0
     if name == "embedding.word_embeddings.weight":
         return _vocabulary(embedding(cfg), cfg, parallel, dense_owner)
+    if cfg.value_head and name.startswith("output_layer."):
+        # Each tensor-parallel rank has all of it.
+        place = int(name.endswith(".bias"))
+        return _replicated(cfg.value_head[place], ((1, hidden), (1,))[place], dense_owner and parallel.tp_rank == 0)
     if name == "output_layer.weight":
         # With tied embeddings only a last pipeline stage that is not the first has it: a copy.
         hf_name = embedding(cfg) if cfg.tied_embeddings else HEAD
