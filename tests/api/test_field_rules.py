@@ -64,7 +64,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         [*DISTILL, "algorithm.distill.rewardWeight=1", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
         ["spec.rollout.samplesPerPrompt"],
     ),
-    ([*PPO, "training.backend=Megatron"], ["spec.training.backend"]),
     ([*PPO, "rollout.promptsPerStep=6"], ["spec.critic.updatesPerStep"]),
     ([*PPO, "critic.updatesPerStep=5"], ["spec.critic.updatesPerStep"]),
     ([*PPO, "critic={warmupSteps: 5}", "steps=5"], ["spec.critic.warmupSteps"]),

@@ -224,6 +224,13 @@ ROWS: dict[str, Row] = {
         drawn=False,
         exact=True,
     ),
+    "context on two": Row(
+        _of_ranks({"contextParallel": 2}, devicesPerNode=2),
+        kills(("driver", "trainer-0", "trainer-1", "engine-0"), RANK_PHASES),
+        ranks=2,
+        drawn=False,
+        exact=True,
+    ),
     "partial": Row(_growing(PARTIAL), GROWING, ranks=2),
     "tail": Row(_growing(TAIL), GROWING, ranks=2),
     # A checkpoint has the experts of responses that are complete and not trained on yet.

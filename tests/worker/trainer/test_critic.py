@@ -255,7 +255,7 @@ def test_more_ranks_and_more_updates(many: Results) -> None:
 )
 def test_megatrons_ranks_agree_with_fsdps(many: Results, case: str, other: str) -> None:
     for got, want in zip(many[case]["steps"], many[other]["steps"], strict=True):
-        np.testing.assert_allclose(got["values"], want["values"], atol=2e-5)
+        np.testing.assert_allclose(got["values"], want["values"], atol=1e-4)
         for name in ("critic/value_loss", "critic/grad_norm"):
             assert got["metrics"][name] == pytest.approx(want["metrics"][name], rel=1e-4)
 
