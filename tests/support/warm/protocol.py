@@ -27,6 +27,8 @@ CENSUS = "RLJOB_TESTS_CENSUS"
 """A folder in which drivers, trainers and engines write what a step goes through (`census`)."""
 NPU = "npu"
 """Not of a job: scripts of tests on torch_npu's wheel."""
+PLAIN = "plain"
+"""A process that has imported nothing, for the tests of the forks."""
 _PASSED = (
     *("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH", "SPT_NOENV"),
     *("GLOO_SOCKET_IFNAME", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),

@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import census
-from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, TRAINER, Request, receive, send
+from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, PLAIN, TRAINER, Request, receive, send
 from ray_nodes import workers_are_forked
 from spawned import spawned_are_forked
 
@@ -82,6 +82,7 @@ IMPORTS = {
         "rljob_worker.memory.saver_checks",
         "rljob_worker.weightsync.trainer",
     ],
+    PLAIN: [],
 }
 
 
@@ -111,6 +112,9 @@ class _Server:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        # In PYTHONPATH too they would be taken for what one request named, and the next would have no standard library.
+        program = [sys.executable, "-E", "-c", "import sys; print(*sys.path, sep=chr(10))"]
+        self._everywhere = set(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines())
         self._processes: dict[str, socket.socket] = {}
         """Channels, those that were used last at the end."""
 
@@ -146,12 +150,14 @@ class _Server:
 
     def _start(self, request: Request) -> socket.socket:
         ours, theirs = socket.socketpair()
+        named = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join(entry for entry in named if entry not in self._everywhere)
         with theirs:
             subprocess.Popen(
                 [sys.executable, __file__, self._path, request.role],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
-                env=request.kept | {name: request.environment.get(name, "") for name in ("PATH", "PYTHONPATH")},
+                env=request.kept | {"PATH": request.environment.get("PATH", ""), "PYTHONPATH": path},
                 cwd="/",
             )
         return ours

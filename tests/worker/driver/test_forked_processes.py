@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.warm.client import WarmProcess
-from support.warm.protocol import DRIVER, ENGINE, TRAINER, Request, with_variables
+from support.warm.protocol import DRIVER, ENGINE, PLAIN, TRAINER, Request, with_variables
 
 SCRIPT = """
 import json, os, sys
@@ -48,6 +48,15 @@ def test_it_has_what_a_new_process_has(tmp_path: Path, monkeypatch: pytest.Monke
     }
     assert second == "to stderr"
     assert process.returncode == 7
+
+
+def test_what_one_names_again_is_there_for_the_next(tmp_path: Path) -> None:
+    """A test names all that it has itself, the standard library too; a job names nothing."""
+    (tmp_path / "script.py").write_text("import colorsys, yaml, rljob_api")
+    for path in (os.pathsep.join(filter(None, sys.path)), ""):
+        process = WarmProcess(PLAIN, [str(tmp_path / "script.py")], {**os.environ, "PYTHONPATH": path})
+        output, _ = process.communicate(120)
+        assert process.returncode == 0, output
 
 
 def test_a_signal_is_told_as_of_a_child(tmp_path: Path) -> None:
