@@ -23,6 +23,7 @@ from rljob_worker.upstream import (
     vllm_moe,
     vllm_norms,
     vllm_sampler,
+    vllm_waits,
 )
 from rljob_worker.upstream.patch import Patch, Process, installed_version
 
@@ -42,6 +43,7 @@ PATCHES: tuple[Patch, ...] = (
     *vllm_moe.PATCHES,
     *vllm_sampler.PATCHES,
     *vllm_drafts.PATCHES,
+    *vllm_waits.PATCHES,
     *vllm_device.PATCHES,
 )
 """In the order in which they are installed: MindSpeed before anything of Megatron is imported."""
