@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,6 @@ from rljob_api.spec import (
     EpisodesSpec,
     EvaluationSpec,
     FailurePolicy,
-    JudgeSpec,
     KlSpec,
     LrSchedule,
     OptimizerSpec,
@@ -65,11 +63,6 @@ def _judged(reward: Any) -> Iterator[Finding]:
 def _verdict(verdict: Any) -> Iterator[Finding]:
     if verdict.values and len(set(verdict.values.values())) == 1:
         yield Finding(("values",), "are all the same: every response would have the same score", "scores that differ")
-
-
-def _prompt(judge: Any) -> Iterator[Finding]:
-    if judge.prompt is not None and not re.search(r"\bresponse\b", judge.prompt):
-        yield Finding(("prompt",), "does not show the response that is to be judged", "a template with {{ response }}")
 
 
 def _python_alone(spec: Any) -> Iterator[Finding]:
@@ -168,7 +161,6 @@ SILENT_CHECKS: dict[type, tuple[Check, ...]] = {
     ),
     RewardSpec: (_judged,),
     VerdictSpec: (_verdict,),
-    JudgeSpec: (_prompt,),
     RLJobSpec: (_python_alone, _around_observations, _bounds_of_episodes, _pixels, _columns, _steps),
     EvaluationSpec: (
         _unless(EvaluationSpec, lambda e: e.temperature > 0, "with temperature 0", "a temperature above 0", "top_p"),
