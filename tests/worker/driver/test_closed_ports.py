@@ -1,4 +1,7 @@
-"""Reach of a stranger on the same machine or network into a run: the sockets of its processes, and attacks on them."""
+"""Reach of a stranger on the same machine or network into a run: the sockets of its processes, and attacks on them.
+
+When such a run's driver is killed, nothing is left of it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import jobs
 import psutil
 import pytest
 from support.samples import unless_all
+from support.slow_reward import write_slow_reward
 
 pytestmark = pytest.mark.slow
 ATTACK = Path(__file__).with_name("stranger.py")
@@ -37,9 +41,12 @@ class Run:
     """A job that trains, until it is stopped."""
 
     def __init__(self, folder: Path, **spec: Any) -> None:
-        self.output = folder / "run"
+        self.output, self.spec = folder / "run", spec
         self._mark = uuid.uuid4().hex
-        job = jobs.manifest(folder, steps=100000, checkpoint={"everySteps": 100000}, **spec)
+        # It leaves the processors to what is tried on it.
+        write_slow_reward(folder, 1.0)
+        slow = {"reward": {"python": "pace:score"}, "environment": {"pythonPath": [str(folder)]}}
+        job = jobs.manifest(folder, steps=100000, checkpoint={"everySteps": 100000}, **slow, **spec)
         mark = {"RLJOB_TEST_MARK": self._mark}
         # What a process was started with is not what a fork of it was given.
         self.process = jobs.start("run", job, "--output", self.output, environment=mark, cold=True)
@@ -95,14 +102,29 @@ class Run:
         assert [path for path in written if _holds(path, token.encode())] == [file]
 
     def goes_on(self) -> None:
-        """It trains as before, and stops as asked."""
+        """It trains as before."""
         step = self._step()
         jobs.wait_for(lambda: self._step() >= step + 3 or self.process.poll() is not None, "three more steps")
         assert self.process.poll() is None, jobs.finish(self.process)
-        self.process.send_signal(signal.SIGTERM)
-        code, output = jobs.finish(self.process)
-        assert "stopped as asked; saved step-" in output, (code, output)
         assert not [event for event in jobs.events(self.output) if event["event"] == "failed"]
+
+    def leaves_nothing(self, trainers: int) -> None:
+        """The driver is killed; its processes and the memory that they share end after it."""
+        children = [one.pid for one in self.processes() if one.pid != self.process.pid]
+        assert len(children) >= 4, "Ray, trainers and engine should be running"
+        slots = [slot for child in children for slot in Path("/dev/shm").glob(f"rljob-*-*-{child}-*-*")]
+        assert len(slots) == 2, "those of the trainer that sends"
+        self.process.kill()
+        jobs.finish(self.process)
+        try:
+            jobs.wait_for(lambda: not any(map(jobs.alive, children)), f"end of {children}", 60)
+        except AssertionError:
+            # What it is, and what it waits for, is gone when the test is over.
+            left = {child: Path(f"/proc/{child}/status").read_text() for child in children if jobs.alive(child)}
+            raise AssertionError(f"they survived: {left}") from None
+        jobs.wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 60)
+        logs = ["engine-0.log", *(f"trainer-{rank}.log" for rank in range(trainers))]
+        assert sorted(path.name for path in (self.output / "logs").glob("*.log")) == logs
 
 
 ALONE = pytest.param({}, marks=unless_all("starts a cold job more"), id="one-trainer")
@@ -130,6 +152,7 @@ def test_a_stranger_reaches_nothing(run: Run, tmp_path: Path) -> None:
     # What they were refused with is in the logs now.
     run.tells_the_token_to_nobody()
     run.goes_on()
+    run.leaves_nothing(trainers=2 if run.spec else 1)
 
 
 def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from calm_runs import calm_run
 from fault_rows import ASYNC, DEADLINE, DRAWN_ROWS, Cell, cells_of, steps_of
-from jobs import alive, events, final_state, finish, manifest, run, start_faulty, wait_for
+from jobs import final_state, run
 from kill_chain import IMPATIENT, Chain
 from support.run_bits import digest_of_trajectories
 from support.samples import ALL, SEED
@@ -122,38 +122,3 @@ def test_the_row_with_oversampling_leaves_groups_out_and_samples_others(name: st
     assert any(m["rollout/surplus_groups"] for m in metrics), "nothing was sampled again"
     assert any(m["rollout/rounds"] > 1 for m in metrics), "one round was always enough"
     assert evaluated(calm) == set(range(2, steps_of(name) + 1, 2))
-
-
-def test_no_process_survives_the_driver(tmp_path: Path) -> None:
-    job = manifest(tmp_path, steps=100000)
-    process = start_faulty(job, tmp_path / "run", {"do": "none", "step": 0}, cold=True)
-    logs = tmp_path / "run" / "logs"
-    wait_for(lambda: any(e["event"] == "ready" for e in events(tmp_path / "run")), "ready")
-    children = _descendants(process.pid)
-    assert len(children) >= 4, "Ray, trainer and engine should be running"
-    slots = [slot for child in children for slot in Path("/dev/shm").glob(f"rljob-*-*-{child}-*-*")]
-    assert len(slots) == 2, "those of the trainer"
-    process.kill()
-    finish(process)
-    try:
-        wait_for(lambda: not any(map(alive, children)), f"end of {children}", 60)
-    except AssertionError:
-        # What it is, and what it waits for, is gone when the test is over.
-        left = {child: Path(f"/proc/{child}/status").read_text() for child in children if alive(child)}
-        raise AssertionError(f"they survived: {left}") from None
-    wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 60)
-    assert sorted(path.name for path in logs.glob("*.log")) == ["engine-0.log", "trainer-0.log"]
-
-
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found[1:]
