@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,19 +108,36 @@ def test_an_endpoint_that_fails_now_and_then_is_asked_again() -> None:
     assert len(server.asked) > 40
 
 
-def test_one_that_is_away_fails_the_step_whatever_on_error_says(tokenizer: PreTrainedTokenizerBase) -> None:
+def clocked(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the judge's clock go by 1,500 s with each request that the server got, however long that takes."""
+    clock = SimpleNamespace(monotonic=lambda: 1500.0 * len(server.asked))
+    monkeypatch.setattr("rljob_worker.rewards.judge.time", clock)
+
+
+def test_an_outage_fails_the_step_whatever_on_error_says(tokenizer: PreTrainedTokenizerBase) -> None:
     with (
-        serving(lambda body, number: web.Response(status=502, text="bad gateway")) as server,
-        runner_of(server, tokenizer, {"onError": "Score"}, timeoutSeconds=1.5, requestSeconds=1) as (runner, spec),
-        pytest.raises(RewardError, match=r"judge helper \(.*\): no answer to \d+ requests in .* HTTP 502: bad gateway"),
+        serving(lambda *_: web.Response(status=404, text="no such path")) as server,
+        runner_of(server, tokenizer, {"onError": "Score"}) as (runner, spec),
+        pytest.raises(RewardError, match=r"judge helper \(.*\): POST chat/completions gave HTTP 404: no such path"),
     ):
         results(runner, spec, ["a"])
 
 
-def test_one_that_hangs_is_asked_again_and_ends_by_its_deadline() -> None:
-    with serving(lambda body, number: 60.0) as server, pytest.raises(RewardOutageError, match="no answer within 0"):
-        ask(server, ["a"], timeoutSeconds=1.5, requestSeconds=0.4)
-    assert len(server.asked) > 1
+def test_one_that_is_away_is_asked_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda *_: web.Response(status=502, text="bad gateway")) as server:
+        clocked(server, monkeypatch)
+        with pytest.raises(
+            RewardOutageError, match=r"no answer to \d+ requests in .* s; the last: HTTP 502: bad gateway"
+        ):
+            ask(server, ["a"], timeoutSeconds=3600, requestSeconds=600)
+
+
+def test_one_that_hangs_is_asked_again_and_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda *_: 60.0) as server:
+        clocked(server, monkeypatch)
+        with pytest.raises(RewardOutageError, match=r"the last: no answer within 0.4 s"):
+            ask(server, ["a"], timeoutSeconds=3600, requestSeconds=0.4)
+    assert len(server.asked) >= 3
 
 
 def test_an_answer_without_a_verdict_is_asked_for_twice() -> None:
