@@ -332,7 +332,8 @@ def environments(spec: RLJobSpec) -> Iterator[tuple[str, TextEnvironmentSpec]]:
 
 def is_deterministic(environment: TextEnvironmentSpec) -> bool:
     """Whether an environment of an episode can be made anew by its seed and actions."""
-    known = environment.python is None and environment.openenv is None and environment.tools is None
+    unknown = environment.python, environment.openenv, environment.tools, environment.agent
+    known = all(kind is None for kind in unknown)
     return known if environment.deterministic is None else environment.deterministic
 
 

@@ -13,6 +13,17 @@ class BuiltIn(StrEnum):
     SOKOBAN = "Sokoban"
 
 
+class AgentField(StrEnum):
+    """Field of an agent's request."""
+
+    TEMPERATURE = "temperature"
+    TOP_P = "top_p"
+    MAX_TOKENS = "max_tokens"
+    MAX_COMPLETION_TOKENS = "max_completion_tokens"
+    STOP = "stop"
+    SEED = "seed"
+
+
 class Form(StrEnum):
     """Form in which a policy writes its action."""
 

@@ -10,8 +10,17 @@ from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import RLJob
 from rljob_api.rewards import function_file
-from rljob_api.spec import ChatSpec, OversamplingSpec, RewardFunction, RLJobSpec, TextEnvironmentSpec, ToolSpec
+from rljob_api.spec import (
+    AgentSpec,
+    ChatSpec,
+    OversamplingSpec,
+    RewardFunction,
+    RLJobSpec,
+    TextEnvironmentSpec,
+    ToolSpec,
+)
 
+_NAMED_BY_PYTHON = (AgentSpec, RewardFunction, TextEnvironmentSpec, ToolSpec)
 Block = TypeVar("Block", bound=ApiModel)
 Change = Callable[[str, str], str]
 """From a field's path in the manifest and the file that it names to the file that it shall name."""
@@ -67,7 +76,7 @@ def _changed(block: Block, at: str, change: Change) -> Block:
             changes[field.name] = _changed(value, f"{at}.{alias}", change)
         elif field.block is not None and isinstance(value, list):
             changes[field.name] = [_changed(item, f"{at}.{alias}[{i}]", change) for i, item in enumerate(value)]
-    if isinstance(block, RewardFunction | TextEnvironmentSpec | ToolSpec) and (named := function_file(block.python)):
+    if isinstance(block, _NAMED_BY_PYTHON) and (named := function_file(block.python)):
         file, function = named
         changes["python"] = f"{change(f'{at}.python', file)}:{function}"
     if isinstance(block, OversamplingSpec) and (named := function_file(block.function)):

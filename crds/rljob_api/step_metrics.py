@@ -27,6 +27,7 @@ STEP_METRICS = frozenset(
         *("rollout/staleness/mean", "rollout/staleness/max", "rollout/tools/calls", "rollout/tools/errors"),
         *(f"rollout/drafts/{of}" for of in ("proposed", "accepted", "acceptance")),
         *("rollout/episodes/turns/mean", "rollout/episodes/turns/max", "rollout/episodes/observed_tokens"),
+        *("rollout/episodes/streams/mean", "rollout/episodes/streams/max"),
         *("rollout/episodes/invalid_actions", "rollout/episodes/restarted", "rollout/episodes/success"),
         *("rollout/episodes/given_back_groups", "weights/probe_abs_diff_max", "weights/probe_abs_diff_mean"),
         *(f"rollout/episodes/failures/{of}" for of in ("data", "infra", "replay")),

@@ -48,6 +48,8 @@ LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={na
 PPO = [*ALONE, "algorithm={name: ppo}", "training={backend: FSDP}", "rollout.samplesPerPrompt=1"]
 TOOLS = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {tools: [{python: 'm:f'}]}}",
          "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512, toolParser: hermes}"]  # fmt: skip
+AGENT = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {agent: {python: 'm:f'}}}",
+         "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512}"]  # fmt: skip
 DISTILL = ["algorithm={name: distill, distill: {teacher: {path: a/b}}}"]
 TEACHER = ["algorithm.distill={teacher: {path: a/b}}"]
 REFUSED: list[tuple[list[str], list[str]]] = [
@@ -75,6 +77,12 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*EPISODES, "episodes.toolParser=hermes"], ["spec.episodes.toolParser"]),
     ([*TOOLS, *APART], ["spec.mode"]),
     ([*TOOLS, *DIVIDED], ["spec.mode"]),
+    ([*AGENT, "data.applyChatTemplate=false"], ["spec.data.applyChatTemplate"]),
+    ([*AGENT, *APART], ["spec.mode"]),
+    ([*AGENT, *DIVIDED], ["spec.mode"]),
+    ([*AGENT, "episodes.pace=Free"], ["spec.episodes.pace"]),
+    ([*AGENT, *PPO], ["spec.algorithm.name"]),
+    ([*AGENT, "resources.profile=cuda", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
     ([*TOOLS, "data.environment={tools: [{}]}"], ["spec.data.environment.tools[0]"]),
     ([*TOOLS, "data.environment={tools: [{python: 'm:f', mcp: {command: [a]}}]}"], ["spec.data.environment.tools[0]"]),
     ([*TOOLS, "episodes.maxTurns=1"], ["spec.episodes.maxTurns"]),
@@ -461,6 +469,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 ACCEPTED: list[list[str]] = [
+    AGENT,
     ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
     ["training={backend: FSDP, lora: {rank: 8, alpha: 16, targets: [q_proj, v_proj]}}"],
     ["training={backend: FSDP, lora: {rank: 12, handover: Merged}}"],

@@ -52,3 +52,16 @@ def test_relative_files_are_those_of_the_manifests_folder(tmp_path: Path) -> Non
     (tmp_path / "one.py").unlink()
     with pytest.raises(FileNotFoundError, match=r"spec\.reward\.parts\[0\]\.python: \./one\.py: there is no file /"):
         resolved(job, tmp_path)
+
+
+def test_the_file_of_an_agent_is_one(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    job = load_manifest(
+        manifest(
+            'data={path: a, applyChatTemplate: true, environment: {agent: {python: "./agent.py:play"}}}',
+            "episodes={maxTurns: 4, maxTokens: 9000}",
+        )
+    )
+    assert list(local_files(resolved(job, tmp_path).spec)) == [
+        ("spec.data.environment.agent.python", str(tmp_path / "agent.py"))
+    ]

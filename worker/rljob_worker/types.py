@@ -216,6 +216,9 @@ class TrainBatch:
     """[N], of each stream, for a critic to make advantages of; None: the advantages are known."""
     pictures: BatchPictures | None = None
     """None where no stream has any."""
+    samples: IntArray | None = None
+    """[N], number of the sample of each stream: 0, and the same as or one more than that before; None: a stream each.
+    """
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.base import ApiModel
 from rljob_api.derived import environments
 from rljob_api.environments import Form
@@ -42,6 +43,11 @@ _TOOLS_ANYWHERE = (
 )
 
 
+def _with_rows(environment: Any) -> bool:
+    """Whether its episodes begin with rows."""
+    return environment.tools is not None or environment.agent is not None
+
+
 _PENALTY: float = GymnasiumSpec.model_fields["format_penalty"].default
 
 
@@ -49,18 +55,20 @@ def _source_rules(source: type[ApiModel]) -> Iterator[Rule]:
     yield Rule(
         on=source,
         field="environment",
-        wrong="its episodes begin with seeds, those of tools with the prompts of rows",
-        allowed="environment with seeds, environment.tools with rows, or neither",
-        check=lambda s: (s.environment is not None and s.environment.tools is None) == (s.seeds is not None),
-        cel="(has(self.environment) && !has(self.environment.tools)) == has(self.seeds)",
+        wrong="its episodes begin with seeds, those of tools and agents with rows",
+        allowed="environment with seeds, environment.tools or agent with rows, or neither",
+        check=lambda s: (s.environment is not None and not _with_rows(s.environment)) == (s.seeds is not None),
+        cel="(has(self.environment) && !has(self.environment.tools) && !has(self.environment.agent))"
+        " == has(self.seeds)",
     )
     yield Rule(
         on=source,
         field="applyChatTemplate",
-        wrong="tools are shown to a policy by its chat template",
-        allowed="true with environment.tools",
-        check=lambda s: s.environment is None or s.environment.tools is None or s.apply_chat_template,
-        cel="!has(self.environment) || !has(self.environment.tools) || self.applyChatTemplate",
+        wrong="a chat template shows tools, and an agent's messages",
+        allowed="true with environment.tools or agent",
+        check=lambda s: s.environment is None or not _with_rows(s.environment) or s.apply_chat_template,
+        cel="!has(self.environment) || !has(self.environment.tools) && !has(self.environment.agent)"
+        " || self.applyChatTemplate",
     )
 
 
@@ -106,13 +114,26 @@ def _parses_tools(spec: Any) -> bool:
     return spec.episodes is None or tools == (spec.episodes.tool_parser is not None)
 
 
+def _with_agents(field: str, wrong: str, allowed: str, check: Callable[[Any], bool]) -> Rule:
+    """A rule about jobs that have an agent, of readers of the manifest with this package: in CEL it would take a large
+    share of the CRD's size."""
+    return Rule(
+        on=RLJobSpec,
+        field=field,
+        wrong=wrong,
+        allowed=f"{allowed} with environment.agent",
+        check=lambda s: check(s) or all(one.agent is None for _, one in environments(s)),
+        cel=None,
+    )
+
+
 def _has_environment(spec: Any) -> bool:
     return any(True for _ in environments(spec))
 
 
 EPISODES = (
     exactly_one(ToolSpec, "python", "mcp"),
-    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "openenv", "tools"),
+    exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python", "openenv", "tools", "agent"),
     *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
     _of_actions("form", "form", f"self.form == '{Form.PLAIN}'", Form.PLAIN),
     _of_actions("formatPenalty", "format_penalty", f"self.formatPenalty == {_PENALTY}", _PENALTY),
@@ -165,6 +186,30 @@ EPISODES = (
         allowed="Colocated with environment.tools",
         check=lambda s: s.episodes is None or s.episodes.tool_parser is None or s.mode == Mode.COLOCATED,
         cel=f"!has(self.episodes) || !has(self.episodes.toolParser) || self.mode == '{Mode.COLOCATED}'",
+    ),
+    _with_agents(
+        "mode",
+        "agents have been run in mode Colocated alone",
+        f"{Mode.COLOCATED}",
+        lambda s: s.mode == Mode.COLOCATED,
+    ),
+    _with_agents(
+        "episodes.pace",
+        "agents have been run with pace Together alone",
+        f"{Pace.TOGETHER}",
+        lambda s: s.episodes is None or s.episodes.pace == Pace.TOGETHER,
+    ),
+    _with_agents(
+        "rollout.routerReplay",
+        "an engine says the experts of one stream, and a sample of an agent may have several",
+        "false",
+        lambda s: not s.rollout.router_replay,
+    ),
+    _with_agents(
+        "algorithm.name",
+        "a critic has not been trained on samples of several streams",
+        "one without a critic",
+        lambda s: not ALGORITHMS[s.algorithm.name].needs_critic,
     ),
     Rule(
         on=EpisodesSpec,

@@ -58,6 +58,7 @@ from rljob_api.spec import (
     TrackerSpec,
     VolumeSpec,
 )
+from rljob_api.spec.episodes import PYTHON_OBJECT
 from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
 
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
@@ -72,6 +73,8 @@ _VOLUME_SOURCES = (
     *("quobyte", "rbd", "scaleIO", "secret", "storageos", "vsphereVolume"),
 )
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client server", 52365: "agent"}
+_AGENT_ARGUMENTS = ("base_url", "token", "row")
+_MOST_AGENTS = 400
 _LEAST_MEMORY = 64 * 2**20
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _FILES = {".csv", ".tsv", ".txt", ".json", ".gz", ".zip", ".zst", ".xlsx", ".arrow", ".pickle", ".pkl"}
@@ -218,12 +221,14 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
         yield Finding(("args",), "has no effect beside tools", "no args")
     if environment.openenv is not None:
         yield from _openenv(environment)
+    if environment.agent is not None:
+        yield from _agent(environment)
     for i, tool in enumerate(environment.tools or []):
         yield from named_object(("tools", i, "python"), tool.python, FUNCTION)
         for k, part in enumerate([] if tool.mcp is None else tool.mcp.command):
             if "\0" in part:
                 yield Finding(("tools", i, "mcp", "command", k), "holds a NUL character", "a program, or an argument")
-    for name in environment.args if environment.python is not None else ():
+    for name in environment.args if environment.python is not None or environment.agent is not None else ():
         if not name.isidentifier() or keyword.iskeyword(name):
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
 
@@ -292,6 +297,28 @@ def _rewards(spec: Any) -> Iterator[Finding]:
                 wrong = "every response would be punished"
                 yield Finding((*place, "args", "cache"), wrong, f"at most the limit, {limit} tokens")
         seen.add(place)
+
+
+def _agent(environment: Any) -> Iterator[Finding]:
+    if re.fullmatch(PYTHON_OBJECT, environment.agent.python):
+        yield from named_object(("agent", "python"), environment.agent.python, FUNCTION)
+    else:
+        yield Finding(("agent", "python"), "names no function", FUNCTION)
+    for name in environment.args:
+        if name in _AGENT_ARGUMENTS:
+            yield Finding(("args", name), "is given to every agent already", "another name")
+    if not environment.network:
+        wrong = "false leaves it no loopback address, on which it calls the policy"
+        yield Finding(("network",), wrong, "true (a NetworkPolicy closes the pod's network)")
+    if environment.deterministic:
+        wrong = "an agent that was lost is not made anew by what was answered"
+        yield Finding(("deterministic",), wrong, "false with agent")
+    if environment.per_process > _MOST_AGENTS:
+        wrong = "is more than a process has files for: each call of an agent holds two of 1,024"
+        yield Finding(("perProcess",), wrong, f"{_MOST_AGENTS} at most, and more processes")
+    for i, field in enumerate(environment.agent.ignore):
+        if field in environment.agent.ignore[:i]:
+            yield Finding(("agent", "ignore", i), "is there already", "each field once")
 
 
 def _openenv(environment: Any) -> Iterator[Finding]:

@@ -56,6 +56,7 @@ from rljob_api.spec.data import (
     SyntheticData,
 )
 from rljob_api.spec.episodes import (
+    AgentSpec,
     EpisodeError,
     EpisodesSpec,
     GymnasiumSpec,
@@ -99,6 +100,7 @@ from rljob_api.spec.training import (
 )
 
 __all__ = [
+    "AgentSpec",
     "AlgorithmSpec",
     "ChatSpec",
     "CheckpointSpec",

@@ -162,7 +162,8 @@ class DataSource(ApiModel):
     seeds: SeedRows | None = None
     """Seeds of `environment` instead of a file: an episode's prompt is the environment's first observation."""
     environment: TextEnvironmentSpec | None = None
-    """Answers the policy turn by turn: with `seeds`, or beside rows the `tools` that it may call."""
+    """Answers the policy turn by turn: with `seeds`, or beside rows the `tools` that it may call or the `agent` that
+    calls it."""
     prompt_key: Name = "prompt"
     """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"

@@ -21,7 +21,7 @@ from rljob_api.base import (
     Text,
     TokenCount,
 )
-from rljob_api.environments import BuiltIn, Form
+from rljob_api.environments import AgentField, BuiltIn, Form
 
 PYTHON_OBJECT = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
@@ -85,8 +85,17 @@ class ToolSpec(ApiModel):
     """All tools of an MCP server over stdio; all episodes of a process share it."""
 
 
+class AgentSpec(ApiModel):
+    """A program that calls the policy."""
+
+    python: Annotated[str, Field(max_length=1024)]
+    """`package.module:function` or `./agent.py:function`; called with `base_url`, `token`, `row` and `args`."""
+    ignore: Annotated[list[AgentField], Field(max_length=8)] = []
+    """Fields of its requests that are left alone and not refused."""
+
+
 class TextEnvironmentSpec(ApiModel):
-    """Answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python`, `openenv` and `tools`."""
+    """Answers the policy turn by turn: exactly one of `name`, `gymnasium`, `python`, `openenv`, `tools` and `agent`."""
 
     name: BuiltIn | None = None
     """Built in."""
@@ -99,10 +108,12 @@ class TextEnvironmentSpec(ApiModel):
     openenv: OpenEnvSpec | None = None
     """One that an OpenEnv server has; it needs as many sessions as episodes are open at once."""
     tools: Annotated[list[ToolSpec], Field(min_length=1, max_length=32)] | None = None
-    """Tools that the policy may call before it answers the prompt of a row; needs `applyChatTemplate`, whose template
-    shows them, and `episodes.toolParser`. An answer without a call ends the episode."""
+    """Tools that the policy may call; needs `applyChatTemplate`, whose template shows them, and
+    `episodes.toolParser`."""
+    agent: AgentSpec | None = None
+    """A program that calls the policy."""
     args: FreeForm = {}
-    """Arguments of the environment that is built in, or of the class."""
+    """Arguments of the built-in environment, the class or the agent."""
     processes: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] | None = None
     """Processes that hold environments, on the driver's node; default: 4, or as many as it has cores."""
     per_process: Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})] = 16
@@ -110,7 +121,7 @@ class TextEnvironmentSpec(ApiModel):
     wait."""
     deterministic: bool | None = None
     """Whether the same seed and actions give the same answers: an episode whose process was lost is then made anew by
-    them. Default: true, with `python`, `openenv` and `tools` false."""
+    them. Default: true, with `python`, `openenv`, `tools` and `agent` false."""
     reset_seconds: PositiveFloat = 60.0
     """Deadline of a reset; its process is ended then."""
     step_seconds: PositiveFloat = 30.0

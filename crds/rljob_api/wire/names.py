@@ -40,5 +40,7 @@ READY_PATH = "/readyz"
 
 DRIVER_AUTHORIZATION_HEADER = "X-RLJob-Authorization"
 """Stands for `Authorization` through the API server's proxy, which keeps that for itself."""
+TOKEN_HEADERS = ("Authorization", DRIVER_AUTHORIZATION_HEADER)
+"""One of these has the token of a run's pages."""
 PEEK_HEADER = "X-RLJob-Peek"
 """Marks a reader of step records for which a driver that lingers at its end does not wait."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rljob_api.spec import RewardSpec
 from rljob_worker.data.tokenizer import CHAT_TEMPLATE
 from rljob_worker.data.turns import TurnRenderer, template_of
+from rljob_worker.environments.base import AgentSource
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.place import environment_place
@@ -33,6 +34,7 @@ from rljob_worker.types import Prompt, SamplingParams
 PLACE = "spec.data"
 WORDS = ["<|system|>", "<|user|>", "<|assistant|>", "P", "_", "O", "G", "X", "V", "Left", "Down", "Right", "Up"]
 SAMPLING = SamplingParams(max_tokens=2)
+BUDGET = Budget(4, 2, 60)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,16 @@ def tokenizer() -> PreTrainedTokenizerBase:
     )  # fmt: skip
 
 
-def play(engine: RemoteEngine, hosts: EnvironmentHosts) -> list[Group]:
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentHosts]:
+    """Agents whose conversations go on, begin anew, and are rewritten."""
+    source = Source(agent=AgentSource(f"{Path(__file__).parents[1]}/environments/agent_cases.py:rewrites"))
+    place = environment_place(source, memory=2**30, network=True, workdir=tmp_path_factory.mktemp("agents"))
+    with EnvironmentHosts(source, place, processes=1, per_process=32, deterministic=False) as made:
+        yield made
+
+
+def play(engine: RemoteEngine, hosts: EnvironmentHosts, budget: Budget = BUDGET) -> list[Group]:
     """Six groups of four, together."""
     words = tokenizer()
     renderer = TurnRenderer(template_of(words), words, [END], "the template")
@@ -71,7 +82,7 @@ def play(engine: RemoteEngine, hosts: EnvironmentHosts) -> list[Group]:
     generator: Any = SimpleNamespace(responses=responses, longest={})
     calls: Any = SimpleNamespace(attribute=lambda *_: None)
     inputs: Any = SimpleNamespace(tokenizer=words, rewards=SimpleNamespace(submit=lambda samples: None))
-    world = World(hosts, Observations(renderer, words, 64), Budget(4, 2, 60))
+    world = World(hosts, Observations(renderer, words, 64), budget)
     growth, groups = Growth(generator, calls, inputs, threading.Event(), {PLACE: world}), OpenGroups()
     prompts = [
         Prompt(f"s/{seed}", "s", "", (), None, RewardSpec(name="match"), environment=PLACE, seed=seed)
@@ -100,4 +111,21 @@ def test_every_sampled_token_has_the_log_probability_of_one_pass_over_its_stream
         assert np.abs(episode.stream.log_probs[sampled] - score[sampled[1:]]).max() <= 1e-4
     again = play(engine, hosts)
     assert [one.stream for group in again for one in group.episodes] == [one.stream for one in episodes], "to the bit"
+    assert again == groups
+
+
+@pytest.mark.slow
+def test_every_token_of_every_stream_of_an_agent_has_the_log_probability_of_one_pass(
+    engine: RemoteEngine, agents: EnvironmentHosts
+) -> None:
+    groups = play(engine, agents, Budget(8, 2, 60))
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert {one.finish for one in episodes} == {Finish.ENVIRONMENT}
+    assert {len(one.streams) for one in episodes} == {4}
+    assert [turn.stream for turn in episodes[0].turns] == [0, 1, 0, 0, 2, 3]
+    streams = [stream for one in episodes for stream in one.streams]
+    for stream, score in zip(streams, engine.call("score", [stream.ids for stream in streams])):
+        assert np.abs(stream.log_probs[stream.sampled] - score[stream.sampled[1:]]).max() <= 1e-4
+    again = play(engine, agents, Budget(8, 2, 60))
+    assert [one.streams for group in again for one in group.episodes] == [one.streams for one in episodes]
     assert again == groups

@@ -78,7 +78,7 @@ class Hosts:
         else:
             self._answer(key, Began(observed(seed, 0), {"n": 0.0}))
 
-    def step(self, key: int, action: str) -> None:
+    def step(self, key: int, action: str, cut: bool = False) -> None:
         seed, actions = self.open[key]
         actions.append(action)
         self._answer(key, step_of(seed, len(actions)))

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rljob_api.spec import RecordsSpec
 from rljob_worker.data.tokenizer import EOS, PAD, UNKNOWN, _train_bpe, _train_word
-from rljob_worker.flow import Decision, Group
+from rljob_worker.flow import Decision, Finish, Group
 from rljob_worker.flow.turns import Opening, Turn
 from rljob_worker.rollouts.kept_tokens import choose, reported, tokens_of, with_trainers
 from rljob_worker.types import Generation, StepMetrics, TokenLogProbs
@@ -94,3 +94,23 @@ def test_the_trainers_numbers_come_to_the_samples_that_they_trained_on(tokenizer
     joined = with_trainers(tokens, kept, [StepMetrics(), StepMetrics(log_probs=of_rank)])
     assert [one.differences for one in joined] == [None, None, [0.0, -0.25, 0.0], None, [-0.5]]
     assert [one.trainer for one in joined][2] == [-1.0, -2.25, -3.0]
+
+
+def test_tokens_of_two_streams_are_in_the_order_of_turns(tokenizer: PreTrainedTokenizerBase) -> None:
+    def answer(ids: list[int], value: float) -> Generation:
+        return Generation(np.array(ids), np.full(len(ids), value, np.float32), "stop")
+
+    opened = replace(begun(1, samples=1).episodes[0], opening=Opening(0, "x"))
+    episode = opened.with_sampled(answer([5, 6], -1), 0).called(Turn("", "", 0.0, done=False), [4], 1)
+    episode = episode.with_sampled(answer([7], -2), 0).called(Turn("", "", 0.0, done=False, stream=1), [4], 0)
+    episode = episode.with_sampled(answer([8], -3), 0).ended(Turn("", "", 0.0, done=True), Finish.ENVIRONMENT)
+    agent = replace(begun(1, samples=1), episodes=(episode,), decision=Decision.TRAINED)
+    kept = choose([agent, group(2, [[9]])], RecordsSpec(), 1)
+    assert ([one.number for one in kept], reported(kept)) == ([0, 2], 3)
+    tokens = tokens_of(kept, tokenizer)
+    assert list(tokens[0].engine) == [-1.0, -1.0, -2.0, -3.0]
+    of_rank = TokenLogProbs(np.array([0, 2]), np.array([3, 1]), np.array([-1, -1.5, -3.5, -2], np.float32))
+    of_other = TokenLogProbs(np.array([1]), np.array([1]), np.array([-2], np.float32))
+    joined = with_trainers(tokens, kept, [StepMetrics(log_probs=of_rank), StepMetrics(log_probs=of_other)])
+    assert [one.differences for one in joined] == [[0.0, -0.5, 0.0, -0.5], [-1.0]]
+    assert with_trainers(tokens, kept, [StepMetrics(log_probs=of_rank)])[0].differences is None

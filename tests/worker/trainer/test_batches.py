@@ -88,6 +88,23 @@ def test_updates_take_samples_in_order() -> None:
     ]
 
 
+def test_updates_do_not_cut_a_sample_of_several_streams() -> None:
+    batch = replace(make_batch([2] * 6, [3] * 6), samples=np.array([0, 0, 0, 1, 2, 3]))
+    updates = plan_step(PackedBatch(batch), 2, Dealing(1000), 0)
+    assert [sorted(i for mb in update.micro_batches for i in mb.samples.tolist()) for update in updates] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
+    assert [(update.num_sequences, update.num_tokens) for update in updates] == [(4, 12), (2, 6)]
+    (whole,) = plan_step(PackedBatch(batch), None, Dealing(1000), 0)
+    assert whole.num_sequences == 6
+    with pytest.raises(ValueError, match=r"globalBatchSize: 3 does not divide the step's 4 samples"):
+        plan_step(PackedBatch(batch), 3, Dealing(1000), 0)
+    for wrong in ([0, 0, 2, 2, 3, 3], [1, 1, 1, 2, 2, 2], [0, 1, 0, 1, 2, 3], [0, 1]):
+        with pytest.raises(ValueError, match="not one sample's after the other's"):
+            PackedBatch(replace(batch, samples=np.array(wrong)))
+
+
 def test_bad_batches_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"globalBatchSize: 3 does not divide the step's 8"):
         plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 3, Dealing(1000), 0)

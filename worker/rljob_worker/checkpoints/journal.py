@@ -38,7 +38,7 @@ class JournalStep:
     def versions(self) -> list[int]:
         """Weights that sampled its tokens, oldest first."""
         episodes = [episode for one in self.groups for episode in one.episodes]
-        spans = [span for episode in episodes for span in episode.stream.spans]
+        spans = [span for episode in episodes for stream in episode.streams for span in stream.spans]
         return sorted({span.version for span in spans if span.version is not None})
 
 

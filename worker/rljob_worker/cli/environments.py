@@ -32,6 +32,8 @@ def _check_code(field: str, environment: TextEnvironmentSpec, spec: RLJobSpec) -
     for place, tool in enumerate(environment.tools or []):
         if tool.python is not None:
             check_named(f"{field}.environment.tools[{place}].python", tool.python, package_places(spec))
+    if environment.agent is not None:
+        check_named(f"{field}.environment.agent.python", environment.agent.python, package_places(spec))
     if environment.python is not None:
         check_named(f"{field}.environment.python", environment.python, package_places(spec))
     if environment.name is not None:
@@ -76,6 +78,8 @@ class TriedEnvironments:
             else:
                 schemas = self.tried.tools().get(field)
                 found = "it answers resets and steps" if schemas is None else f"they have {_listed(schemas)}"
+                if source.environment.agent is not None:
+                    found = "it is called with base_url, token and row"
                 told.append(f"{field}.environment: {title} was tried: {found}")
         return told
 
@@ -103,7 +107,8 @@ class TriedEnvironments:
             tokenizer = load_tokenizer(prepare_tokenizer(spec, folder, self.spoken()))
             model_folder = folder if spec.model.path is None else Path(spec.model.path).expanduser()
             tools = self.tried.tools()
-            here = tools and all(_is_here(source) for _, source in data_sources(spec))
+            from_rows = any(source.seeds is None for _, source in self._sources)
+            here = from_rows and all(_is_here(source) for _, source in data_sources(spec))
             first = PromptSource(spec, tokenizer, tools=tools).first() if here else None
             worlds = self.tried.worlds(tokenizer, model_folder, first)
         lines: list[str] = []
@@ -137,7 +142,8 @@ def _is_here(source: DataSource) -> bool:
 
 def _is_elsewhere(environment: TextEnvironmentSpec) -> bool:
     """Whether its code may be another machine's: a file that is here has to be right."""
-    paths = [environment.python, *(tool.python for tool in environment.tools or [])]
+    agent = None if environment.agent is None else environment.agent.python
+    paths = [environment.python, agent, *(tool.python for tool in environment.tools or [])]
     named = [function_file(path) for path in paths if path is not None]
     return not all(one is not None and Path(one[0]).expanduser().exists() for one in named)
 

@@ -149,6 +149,8 @@ def _turns(turns: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for count, turn in enumerate(turns, 1):
         tokens = f"{turn['tokens']} token{'' if turn['tokens'] == 1 else 's'}"
+        if "stream" in turn:
+            tokens += f" of stream {turn['stream']}"
         lines.append(_texts(f"turn {count} <", f"{turn['action']}  ({tokens}, reward {number(turn['reward'], 4)})"))
         if turn["error"]:
             lines.append(_texts("  failed", str(turn["error"])))

@@ -80,14 +80,14 @@ class TurnRenderer:
                 answer is appended unless that token is what closes it.
             observed: the environment's text, or the messages of several tools.
         """
-        texts = [self._unspecial(one) for one in observed]
+        texts = [self.unspecial(one) for one in observed]
         tail = self._tail(self._histories[0], [text for text, _ in texts], _SENTINEL)
         end = None if ended_by is None else self._stops.get(ended_by)
         if end is not None and tail.lstrip().startswith(end):
             tail = tail.lstrip()[len(end) :]
         return Delta(self._encoded(tail), sum(broken for _, broken in texts))
 
-    def _unspecial(self, text: str) -> tuple[str, int]:
+    def unspecial(self, text: str) -> tuple[str, int]:
         """The text with a blank in each text of a special token, which would be read as that token."""
         broken = 0
         for special in self._special:

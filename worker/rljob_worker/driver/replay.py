@@ -17,6 +17,7 @@ from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_jo
 from rljob_worker.checkpoints.reader import Checkpoints, Found
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Episode, Group, SpanKind
+from rljob_worker.flow.episode import stream_seed
 from rljob_worker.records.audit import changes_of
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
@@ -170,25 +171,27 @@ def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
     return [
         AskedSpan(
             f"{prompt.uid} sample {episode.sample}, weights {version}",
-            replace(_request(episode, place, one), pictures=prompt.pictures),
-            (episode.stream.ids[span.start : span.stop], episode.stream.log_probs[span.start : span.stop]),
+            replace(_request(episode, number, place, one), pictures=prompt.pictures),
+            (stream.ids[span.start : span.stop], stream.log_probs[span.start : span.stop]),
         )
         for episode in one.episodes
-        for place, span in enumerate(episode.stream.spans)
+        for number, stream in enumerate(episode.streams)
+        for place, span in enumerate(stream.spans)
         if span.version == version
     ]
 
 
-def _request(episode: Episode, place: int, group: Group) -> GenerationRequest:
-    """Request that gives a span again, the one in this place: the tokens before its answer, and those of the answer."""
-    stream = episode.stream
+def _request(episode: Episode, number: int, place: int, group: Group) -> GenerationRequest:
+    """Request that gives a span of a stream again, the one in this place: the tokens before its answer, and those of
+    the answer."""
+    stream = episode.streams[number]
     span = stream.spans[place]
     start = next(one.stop for one in reversed(stream.spans[:place]) if one.kind is not SpanKind.SAMPLED)
     # The last span of a response ended by itself; answers of a turn have limits of their own.
     ends_alone = episode.opening is None and span.stop == len(stream)
     return GenerationRequest(
         tuple(stream.ids[:start].tolist()),
-        group.seed + episode.sample,
+        stream_seed(group.seed + episode.sample, number),
         tuple(stream.ids[start : span.start].tolist()),
         group.ordinal,
         None if ends_alone else span.stop - start,

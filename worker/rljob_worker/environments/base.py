@@ -15,6 +15,9 @@ from typing import Generic, Protocol, TypeVar
 MAX_OBSERVATION_BYTES = 2**20
 MAX_ACTION_BYTES = 2**20
 MAX_VALUES = 32
+MAX_STREAMS = 4096
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles of the messages of an agent's calls."""
 _LARGEST = (2 - 2**-23) * 2.0**127
 """Largest number of fp32, in which rewards are trained on."""
 _SHOWN = 80
@@ -36,6 +39,48 @@ class Replies(str):
         text = cls("\n".join(parts))
         text.parts = tuple(parts)
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSource:
+    """An agent, and how it is called."""
+
+    python: str
+    """`FILE.py:function` or `package.module:function`."""
+    ignore: tuple[str, ...] = ()
+    """Fields of its requests that are left alone where they would be refused."""
+    args: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments of the function."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """Call of an agent to the policy.
+
+    Attributes:
+        stream: number of the sample's stream that the answer is in; one that is not there begins with this.
+        messages: role and text of those that are appended to it.
+    """
+
+    stream: int
+    messages: tuple[tuple[str, str], ...]
+
+
+class Asked(str):
+    """An observation that is an agent's call; as a text, it is for people."""
+
+    call: AgentCall
+
+    @classmethod
+    def of(cls, text: str, call: AgentCall) -> Asked:
+        """A call with its text."""
+        asked = cls(text)
+        asked.call = call
+        return asked
+
+
+class CutAnswer(str):
+    """An action that was cut at the longest answer allowed."""
 
 
 class TextEnvironment(Protocol):
@@ -102,6 +147,8 @@ class Began:
     observation: str
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers of `info`, by name."""
+    call: AgentCall | None = field(default=None, compare=False)
+    """Call of an agent, of which the observation is the text; None: it is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +163,8 @@ class Stepped:
     """Numbers of `info`, by name."""
     parts: tuple[str, ...] = field(default=(), compare=False)
     """The messages of the observation, where those are several."""
+    call: AgentCall | None = field(default=None, compare=False)
+    """Its call, as in `Began`; None also where it asks no more."""
 
     @property
     def done(self) -> bool:
@@ -136,6 +185,8 @@ class Step:
     """Asks it for the answer to an action."""
 
     action: str
+    cut: bool = False
+    """Whether the action was cut at the longest answer allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +223,8 @@ def checked_began(value: object) -> Began:
     """Checked result of `reset`; ValueError says what is wrong with it."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"reset returned {_shown(value)}, not (observation, info)")
-    return Began(checked_observation(value[0], "reset"), checked_values(value[1], "reset"))
+    call = value[0].call if isinstance(value[0], Asked) else None
+    return Began(checked_observation(value[0], "reset"), checked_values(value[1], "reset"), call)
 
 
 def checked_step(value: object) -> Stepped:
@@ -187,7 +239,27 @@ def checked_step(value: object) -> Stepped:
         _checked_flag(truncated, "truncated"),
         checked_values(info, "step"),
         observation.parts if isinstance(observation, Replies) else (),
+        observation.call if isinstance(observation, Asked) else None,
     )
+
+
+def checked_call(value: object) -> AgentCall | None:
+    """An agent's call as its host sent it, `[stream, [[role, text], ...]]` or None; ValueError where it is none."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("a call of another form")
+    stream, messages = value
+    if not isinstance(stream, int) or isinstance(stream, bool) or not 0 <= stream < MAX_STREAMS:
+        raise ValueError(f"a call in the stream {_shown(stream)}")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("a call without messages")
+    found = []
+    for message in messages:
+        if not isinstance(message, list) or len(message) != 2 or message[0] not in ROLES:
+            raise ValueError(f"a call with the message {_shown(message)}")
+        found.append((str(message[0]), checked_observation(message[1], "the agent")))
+    return AgentCall(stream, tuple(found))
 
 
 def checked_observation(value: object, method: str) -> str:

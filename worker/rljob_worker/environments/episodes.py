@@ -21,6 +21,8 @@ class EpisodeEnvironment:
     """Actions of the steps that were answered, and of one that is not yet."""
     position: int = 0
     """Number of the answers that its environment has given since it was made last."""
+    cut: bool = False
+    """Whether the newest action was cut at its longest."""
     losses: int = 0
     """Number of times that its host was lost while it was at work for this episode."""
 
@@ -35,19 +37,20 @@ class EpisodeEnvironment:
         last = self.answers[-1] if self.answers else None
         return isinstance(last, Stepped) and last.done
 
-    def act(self, action: str) -> None:
+    def act(self, action: str, cut: bool = False) -> None:
         """Want the answer to an action; ValueError while another one is wanted, or after the end."""
         if self.waits:
             raise ValueError(f"environment of episode {self.key}: its answer is still awaited")
         if self.done:
             raise ValueError(f"environment of episode {self.key}: it has ended")
         self.actions.append(action)
+        self.cut = cut
 
     def call(self) -> Reset | Step:
         """The next request to its environment: the reset, an action of before, or the one whose answer is wanted."""
         if self.position == 0:
             return Reset(self.seed, dict(self.options))
-        return Step(self.actions[self.position - 1])
+        return Step(self.actions[self.position - 1], self.cut and self.position == len(self.actions))
 
     def take(self, answer: Began | Stepped) -> Answer | None:
         """Take the answer to `call`; what is wanted, or None where it was one of before."""

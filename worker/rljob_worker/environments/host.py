@@ -5,8 +5,9 @@ in JSON: first its `Source`, answered by `["ready", {"examples": TEXTS, "schemas
 user can change]` or `["failed", text]`; then lists of `(task, number, call)`, of which each is answered before the
 next is begun, so that the driver has a record of the one that a process was at:
 
-* `Reset`: makes an environment; answered by `[task, "began", [observation, values]]`
-* `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values, the observation's messages]]`
+* `Reset`: makes an environment; answered by `[task, "began", [observation, values, call]]`
+* `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values, the observation's messages, call]]`,
+  where `call` is an agent's, `[stream, [[role, text], ...]]`, or null
 * `Close`: `[task, "closed", null]`
 
 or by `[task, "failed", text]`, after which the environment is closed, or by `[task, "gone", text]`, after which the
@@ -24,7 +25,17 @@ from multiprocessing.connection import Connection
 
 from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import out_of_reach
-from rljob_worker.environments.base import Call, GoneError, Playable, Reset, Step, checked_began, checked_step
+from rljob_worker.environments.base import (
+    AgentCall,
+    Call,
+    CutAnswer,
+    GoneError,
+    Playable,
+    Reset,
+    Step,
+    checked_began,
+    checked_step,
+)
 from rljob_worker.environments.load import REACH, Make, Source, maker
 from rljob_worker.errors import UserError
 
@@ -77,11 +88,14 @@ class _Held:
         if isinstance(call, Reset):
             environment = self._open[number] = make()
             began = checked_began(environment.reset(seed=call.seed, options=call.options))
-            return "began", [began.observation, began.values]
+            return "began", [began.observation, began.values, _call(began.call)]
         if isinstance(call, Step):
-            found = checked_step(self._open[number].step(call.action))
+            action = CutAnswer(call.action) if call.cut else call.action
+            found = checked_step(self._open[number].step(action))
             flags = found.terminated, found.truncated
-            return "stepped", [found.observation, found.reward, *flags, found.values, found.parts]
+            return "stepped", [
+                found.observation, found.reward, *flags, found.values, found.parts, _call(found.call),
+            ]  # fmt: skip
         _close(self._open.pop(number))
         return "closed", None
 
@@ -94,6 +108,10 @@ class _Held:
         """Close all."""
         for number in list(self._open):
             self.forget(number)
+
+
+def _call(call: AgentCall | None) -> list[object] | None:
+    return None if call is None else [call.stream, call.messages]
 
 
 def _close(environment: object) -> None:

@@ -25,6 +25,7 @@ from rljob_worker.environments.base import (
     Step,
     Stepped,
     checked_began,
+    checked_call,
     checked_observation,
     checked_step,
 )
@@ -188,12 +189,12 @@ class EnvironmentHosts:
         if episode.waits:
             self._enqueue(episode)
 
-    def step(self, key: int, action: str) -> None:
-        """Answer an episode's action; ValueError where it has ended, or is not there."""
+    def step(self, key: int, action: str, cut: bool = False) -> None:
+        """Answer an episode's action, `cut` at its longest or not; ValueError where it has ended, or is not there."""
         if key not in self._episodes:
             raise ValueError(f"environments: there is no episode {key}")
         episode = self._episodes[key]
-        episode.act(_bounded(action))
+        episode.act(_bounded(action), cut)
         self._enqueue(episode)
 
     def end(self, key: int) -> None:
@@ -453,12 +454,13 @@ def _received(call: Call, kind: object, value: object) -> Began | Stepped | str 
     expected = "began" if isinstance(call, Reset) else "stepped"
     if kind != expected:
         raise ValueError(f"{kind!r} in the place of {expected!r}")
+    if not isinstance(value, list) or len(value) != (3 if isinstance(call, Reset) else 7):
+        raise ValueError(f"what {expected} is of another form")
+    asked = checked_call(value.pop())
     if isinstance(call, Reset):
-        return checked_began(value)
-    if not isinstance(value, list) or len(value) != 6:
-        raise ValueError("a step of another form")
+        return replace(checked_began(value), call=asked)
     parts = tuple(checked_observation(part, "step") for part in value.pop())
-    return replace(checked_step(value), parts=parts)
+    return replace(checked_step(value), parts=parts, call=asked)
 
 
 def _size(call: Call) -> int:

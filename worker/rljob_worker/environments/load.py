@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from rljob_api.environments import BuiltIn
 from rljob_worker.confined.loading import load_named
-from rljob_worker.environments.base import BuiltInEnvironment, Playable
+from rljob_worker.environments.base import AgentSource, BuiltInEnvironment, Playable
 from rljob_worker.environments.tools import Toolbox, ToolSource
 from rljob_worker.errors import UserError
 
@@ -32,7 +32,7 @@ REACH = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Names an environment: exactly one of the first five."""
+    """Names an environment: exactly one of the first six."""
 
     name: str | None = None
     """One that is built in."""
@@ -44,6 +44,8 @@ class Source:
     """Settings of `OpenEnvSpec`."""
     tools: ToolSource | None = None
     """Tools that a policy may call."""
+    agent: AgentSource | None = None
+    """A program that calls the policy."""
     args: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the environment that is built in, or of the class."""
 
@@ -52,6 +54,8 @@ class Source:
         if self.tools is not None:
             named = (one if isinstance(one, str) else " ".join(one) for one in self.tools.tools)
             return f"tools {', '.join(named)}"
+        if self.agent is not None:
+            return f"agent {self.agent.python}"
         return str(self.name or self.python or (self.gymnasium or {}).get("id") or (self.openenv or {}).get("url"))
 
 
@@ -68,6 +72,10 @@ def maker(source: Source) -> Make:
         return _builtin(source.name, source.args)
     if source.tools is not None:
         return Toolbox(source.tools, REACH)
+    if source.agent is not None:
+        from rljob_worker.environments.agent import Agents
+
+        return Agents(source.agent, REACH)
     if source.openenv is not None:
         from rljob_api.spec import OpenEnvSpec
         from rljob_worker.environments.openenv import OpenEnvServer

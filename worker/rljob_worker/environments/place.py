@@ -44,7 +44,8 @@ def environment_place(
     sweep()
     around = [workdir]
     tools = source.tools
-    code = [("environment.python", source.python)]
+    agent = None if source.agent is None else source.agent.python
+    code = [("environment.python", source.python), ("environment.agent.python", agent)]
     for place, tool in enumerate(() if tools is None else tools.tools):
         if isinstance(tool, str):
             code.append((f"environment.tools[{place}].python", tool))

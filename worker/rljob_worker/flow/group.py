@@ -78,13 +78,13 @@ class Group:
     @property
     def oldest_version(self) -> int:
         """The lowest version that sampled a token of it; the version it was admitted at where nothing was."""
-        versions = [episode.stream.oldest_version for episode in self.episodes]
+        versions = [stream.oldest_version for episode in self.episodes for stream in episode.streams]
         return min((version for version in versions if version is not None), default=self.admitted_version)
 
     @property
     def newest_version(self) -> int:
         """The highest version that sampled a token of it; the version it was admitted at where nothing was."""
-        versions = [episode.stream.newest_version for episode in self.episodes]
+        versions = [stream.newest_version for episode in self.episodes for stream in episode.streams]
         return max((version for version in versions if version is not None), default=self.admitted_version)
 
     def staleness(self, version: int) -> int:
@@ -127,7 +127,7 @@ class Group:
 
     def at(self, version: int) -> Group:
         """The group as the step of weights `version` finds it: where nothing was sampled yet, it begins there."""
-        if any(episode.stream.num_sampled for episode in self.episodes):
+        if any(episode.sampled_length for episode in self.episodes):
             return self
         return replace(self, admitted_version=version)
 
@@ -168,7 +168,7 @@ class Group:
     @property
     def num_sampled(self) -> int:
         """Tokens so far."""
-        return sum(episode.stream.num_sampled for episode in self.episodes)
+        return sum(episode.sampled_length for episode in self.episodes)
 
     def as_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` takes back to the same bits, but for the prompt's uid and the decision."""

@@ -57,6 +57,7 @@ class Turn:
         done: whether no further step is possible.
         values: numbers that came with it.
         error: why the environment gave no answer; `reward` is then what such an episode gets in all.
+        stream: number of the sample's stream that has the answer.
     """
 
     action: str
@@ -65,6 +66,7 @@ class Turn:
     done: bool
     values: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

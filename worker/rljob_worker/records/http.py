@@ -19,7 +19,7 @@ from rljob_api.wire.run_status import DriverAddress
 from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import read_text, write_whole
-from rljob_worker.records.guarded_http import GuardedHandler, GuardedServer
+from rljob_worker.host.guarded_http import GuardedHandler, GuardedServer
 from rljob_worker.records.profile_request import BusyError, ProfileRequest, parse_request
 from rljob_worker.records.steps import StepLog
 
@@ -165,6 +165,7 @@ def _first_of(lines: Sequence[str]) -> Sequence[str]:
 
 def _handler(server: DriverServer) -> type[GuardedHandler]:
     class Handler(GuardedHandler):
+        token_headers = names.TOKEN_HEADERS
         routes = _ROUTES
         without_token = _PROBES
 

@@ -11,8 +11,9 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from rljob_api.wire import names
 from rljob_worker.errors import UserError
-from rljob_worker.records.guarded_http import GuardedHandler, GuardedServer
+from rljob_worker.host.guarded_http import GuardedHandler, GuardedServer
 from rljob_worker.records.steps import StepLog
 from rljob_worker.report.build import Run, live_page, page_data
 from rljob_worker.report.page_data import sample_rows, sample_steps
@@ -91,6 +92,7 @@ def _version(folder: Path) -> str:
 
 def _handler(report: LiveReport) -> type[GuardedHandler]:
     class Handler(GuardedHandler):
+        token_headers = names.TOKEN_HEADERS
         routes = {_PAGE: "GET", _RUN: "GET", _SAMPLES: "GET", _TRACE: "GET"}
         token_in_query = (_PAGE, _TRACE)
 

@@ -184,6 +184,7 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "action": excerpt(turn["action"]),
         "tokens": turn["tokens"],
+        **({"stream": turn["stream"]} if "stream" in turn else {}),
         "reward": _rounded(turn["reward"]),
         "observation": excerpt(turn["observation"] or ""),
         "done": turn["done"],

@@ -73,7 +73,9 @@ def train_batch(
         facts: how the model takes them; None: it takes none.
     """
     episodes = [episode for group in groups for episode in group.episodes]
-    streams = [episode.stream for episode in episodes]
+    streams = [stream for episode in episodes for stream in episode.streams]
+    several = len(streams) > len(episodes)
+    samples = np.repeat(np.arange(len(episodes)), [len(episode.streams) for episode in episodes]) if several else None
     experts = [episode.experts for episode in episodes if episode.experts is not None]
     lengths = np.array([len(stream) for stream in streams], dtype=np.int64)
     spans = [span for stream in streams for span in stream.spans]
@@ -83,15 +85,16 @@ def train_batch(
     # What was not sampled has a version below all.
     is_sampled = versions >= oldest
     counts = np.add.reduceat(is_sampled, np.cumsum(lengths) - lengths, dtype=np.int64)
+    of_streams = advantages if samples is None else advantages[samples]
     return TrainBatch(
         tokens=np.concatenate([stream.ids for stream in streams]),
         lengths=lengths,
         sampled=is_sampled,
         rollout_log_probs=np.concatenate([stream.log_probs for stream in streams])[is_sampled],
-        advantages=np.repeat(advantages.astype(np.float32), counts),
+        advantages=np.repeat(of_streams.astype(np.float32), counts),
         versions=versions[is_sampled],
         experts=np.concatenate(experts) if experts else None,
-        rewards=advantages.astype(np.float32) if by_critic else None,
+        rewards=of_streams.astype(np.float32) if by_critic else None,
         pictures=None
         if facts is None
         else batch_pictures(
@@ -99,13 +102,13 @@ def train_batch(
             [seen for group, seen in zip(groups, pictures, strict=True) for _ in group.episodes],
             facts,
         ),
+        samples=samples,
     )
 
 
 def partial_metrics(step: Step) -> dict[str, float]:
     """Metrics of partial rollout in a step: what it sampled, and what it carries over."""
-    streams = [e.stream for one in step.left for e in one.episodes]
-    streams += [e.stream for group in step.groups for e in group.episodes]
+    streams = [stream for one in (*step.left, *step.groups) for e in one.episodes for stream in e.streams]
     return {
         "rollout/carried_groups": float(len(step.left)),
         "rollout/carried_tokens": float(sum(one.num_sampled for one in step.left)),
@@ -196,7 +199,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not episodes:
         return {}
     turns = [len(one.turns) for one in episodes]
-    observed = [len(one.stream) - one.stream.prompt_length - one.sampled_length for one in episodes]
+    streams = [stream for one in episodes for stream in one.streams]
+    observed = [len(stream) - stream.prompt_length - stream.num_sampled for stream in streams]
     reached = [one.turns[-1].values["success"] for one in episodes if "success" in one.turns[-1].values]
     answers = [turn for one in episodes for turn in one.turns]
     finishes = Counter(one.finish for one in episodes)
@@ -208,6 +212,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
             for finish in (Finish.ENVIRONMENT, Finish.TURNS, Finish.LENGTH, Finish.FAILED)
         },
         "rollout/episodes/observed_tokens": float(sum(observed)),
+        "rollout/episodes/streams/mean": len(streams) / len(episodes),
+        "rollout/episodes/streams/max": float(max(len(one.streams) for one in episodes)),
         "rollout/episodes/invalid_actions": float(sum(turn.values.get("valid") == 0 for turn in answers)),
         "rollout/episodes/restarted": float(sum(one.restarts for one in episodes)),
         **_tool_metrics([turn for turn in answers if "tool_calls" in turn.values]),

@@ -271,7 +271,7 @@ def _answered(group: Group) -> list[Sample]:
 def _seen(prompt: Prompt, episode: Episode) -> Prompt:
     """A prompt as the policy saw it."""
     opening = episode.opening
-    return prompt if opening is None or prompt.token_ids else replace(prompt, text=opening.observation)
+    return prompt if opening is None or not opening.observation else replace(prompt, text=opening.observation)
 
 
 def _episode(groups: OpenGroups, key: Sample) -> Episode:

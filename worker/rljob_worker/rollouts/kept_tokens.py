@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rljob_api.spec import RecordsSpec
-from rljob_worker.flow import Decision, Episode, Group, SpanKind
+from rljob_worker.flow import Decision, Episode, Group
 from rljob_worker.records.token_files import SampleTokens, digest
 from rljob_worker.records.trajectories import kept_samples
 from rljob_worker.types import FloatArray, StepMetrics
@@ -33,7 +33,7 @@ class Kept:
     count: int
     """Tokens, of those that were sampled."""
     number: int | None
-    """Number of the sample in the batch that the step trains on; None: it is not in it."""
+    """Number of its first stream in the batch that the step trains on; None: it is not in it."""
 
 
 def choose(groups: Sequence[Group], records: RecordsSpec, step: int, most: int = MOST_TOKENS) -> list[Kept]:
@@ -52,28 +52,29 @@ def choose(groups: Sequence[Group], records: RecordsSpec, step: int, most: int =
         trained = group.decision is Decision.TRAINED
         for index, episode in enumerate(group.episodes[:samples]):
             count = min(most, episode.sampled_length)
+            before = sum(len(other.streams) for other in group.episodes[:index])
             if count:
-                chosen.append(Kept(episode, count, number + index if trained else None))
+                chosen.append(Kept(episode, count, number + before if trained else None))
                 most -= count
-        number += len(group.episodes) if trained else 0
+        number += sum(len(episode.streams) for episode in group.episodes) if trained else 0
     return chosen
 
 
 def reported(kept: Sequence[Kept]) -> int:
-    """The samples at the beginning of the step's batch that the trainers are asked for."""
-    return max((one.number + 1 for one in kept if one.number is not None), default=0)
+    """The streams at the beginning of the step's batch that the trainers are asked for."""
+    return max((one.number + len(one.episode.streams) for one in kept if one.number is not None), default=0)
 
 
 def tokens_of(kept: Sequence[Kept], tokenizer: PreTrainedTokenizerBase) -> list[SampleTokens]:
     """Texts and the engine's log-probabilities of tokens of scored samples, whose own texts are known."""
     found = []
     for one in kept:
-        stream = one.episode.stream
-        spans = [np.arange(span.start, span.stop) for span in stream.spans if span.kind is SpanKind.SAMPLED]
-        places = np.concatenate(spans)[: one.count]
+        streams, answers = one.episode.streams, one.episode.answers
+        ids = np.concatenate([streams[number].ids[places] for number, places in answers])[: one.count]
+        engine = np.concatenate([streams[number].log_probs[places] for number, places in answers])[: one.count]
         # A token that follows another one of its answer is read behind it.
-        follows = np.diff(places, prepend=-2) == 1
-        found.append((stream.ids[places].tolist(), follows.tolist(), stream.log_probs[places].tolist()))
+        follows = np.concatenate([np.arange(len(places)) > 0 for _, places in answers])[: one.count]
+        found.append((ids.tolist(), follows.tolist(), engine.tolist()))
     texts = iter(
         _texts([token for ids, _, _ in found for token in ids], [one for _, f, _ in found for one in f], tokenizer)
     )
@@ -126,7 +127,21 @@ def with_trainers(
             said.update(report.log_probs.by_sample())
     return [
         of_one
-        if one.number is None or one.number not in said
-        else replace(of_one, differences=(said[one.number][: one.count] - np.array(of_one.engine, np.float32)).tolist())
+        if (trainers := _said(one, said)) is None
+        else replace(of_one, differences=(trainers - np.array(of_one.engine, np.float32)).tolist())
         for one, of_one in zip(kept, tokens, strict=True)
     ]
+
+
+def _said(one: Kept, by_stream: dict[int, FloatArray]) -> FloatArray | None:
+    """Log-probabilities by the trainers of a sample's kept tokens, in the order of its turns; None where some lack."""
+    if one.number is None:
+        return None
+    left = [by_stream.get(one.number + number) for number in range(len(one.episode.streams))]
+    parts = []
+    for number, places in one.episode.answers:
+        if (values := left[number]) is None:
+            return None
+        parts.append(values[: len(places)])
+        left[number] = values[len(places) :]
+    return np.concatenate(parts)[: one.count]

@@ -45,6 +45,28 @@ class Observations:
         """
         return self._renderer.after(ended_by, *map(self._cut, parts or [observation])).ids
 
+    def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """A stream's prompt: all messages of an agent's call, each a role and a text.
+
+        Raises:
+            ValueError: the chat template takes no such conversation.
+        """
+        shown = [{"role": role, "content": self._renderer.unspecial(self._cut(text))[0]} for role, text in messages]
+        try:
+            return self._renderer.first(shown)
+        except Exception as error:
+            roles = ", ".join(role for role, _ in messages)
+            raise ValueError(
+                f"the chat template takes no conversation of {roles}: {type(error).__name__}: {error}"
+            ) from error
+
+    def asked(self, ended_by: int | None, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Tokens appended after an answer for an agent's messages, all of which are the user's; ValueError as above."""
+        try:
+            return self._renderer.after(ended_by, *(self._cut(text) for _, text in messages)).ids
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
     def _cut(self, observation: str) -> str:
         """The text, or its beginning and end where it has too many tokens."""
         # A token has at least a byte.

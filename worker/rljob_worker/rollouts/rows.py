@@ -37,7 +37,7 @@ def response_row(
     return {
         "ordinal": group.ordinal,
         "prompt_uid": prompt.uid,
-        "prompt": prompt.text if episode.opening is None or prompt.token_ids else episode.opening.observation,
+        "prompt": prompt.text if episode.opening is None else episode.opening.observation or prompt.text,
         "label": prompt.label,
         **({"pictures": [_picture(picture) for picture in prompt.pictures]} if prompt.pictures else {}),
         "sample": episode.sample,
@@ -54,7 +54,8 @@ def response_row(
         "spans": [
             {"version": span.version, "tokens": len(span)}
             | ({"masked": True} if span.version is not None and span.version < oldest_trained else {})
-            for span in episode.stream.spans
+            for stream in episode.streams
+            for span in stream.spans
             if span.kind is SpanKind.SAMPLED
         ],
         **({} if episode.opening is None else {"turns": turn_rows(episode), "restarts": episode.restarts}),
@@ -73,19 +74,26 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 def turn_rows(episode: Episode) -> list[dict[str, Any]]:
     """The turns of an episode: what was answered, with how many tokens, and what came of it; JSON values."""
-    sampled = Counter[int]()
-    for span in episode.stream.spans:
-        if span.kind is SpanKind.SAMPLED:
-            sampled[span.turn] += len(span)
+    sampled, seen, several = Counter[tuple[int, int]](), Counter[int](), len(episode.streams) > 1
+    for number, stream in enumerate(episode.streams):
+        for span in stream.spans:
+            if span.kind is SpanKind.SAMPLED:
+                sampled[number, span.turn] += len(span)
+    places = []
+    for turn in episode.turns:
+        # Its number among the answers of its own stream.
+        places.append((turn.stream, seen[turn.stream]))
+        seen[turn.stream] += 1
     return [
         {
             "action": turn.action,
-            "tokens": sampled[number],
+            "tokens": sampled[place],
             "observation": turn.observation,
             "reward": turn.reward,
             "done": turn.done,
             "values": dict(turn.values),
             "error": turn.error,
+            **({"stream": turn.stream} if several else {}),
         }
-        for number, turn in enumerate(episode.turns)
+        for place, turn in zip(places, episode.turns)
     ]

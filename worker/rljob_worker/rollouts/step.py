@@ -98,13 +98,19 @@ class Step:
 
     def trained_streams(self) -> list[TokenStream]:
         """Streams of the samples that are trained on, in the order of the groups."""
-        return [one.stream for group in self.of(Decision.TRAINED) for one in group.episodes]
+        return [stream for group in self.of(Decision.TRAINED) for one in group.episodes for stream in one.streams]
 
     def learned_lengths(self) -> list[int]:
         """Tokens of each sample that is trained on which something is learned from."""
         return [
-            sum(len(span) for span in stream.spans if span.kind is SpanKind.SAMPLED and not self.masks(span))
-            for stream in self.trained_streams()
+            sum(
+                len(span)
+                for stream in one.streams
+                for span in stream.spans
+                if span.kind is SpanKind.SAMPLED and not self.masks(span)
+            )
+            for group in self.of(Decision.TRAINED)
+            for one in group.episodes
         ]
 
     def samples(self) -> list[list[dict[str, Any]]]:

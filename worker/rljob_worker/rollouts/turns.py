@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from rljob_worker.environments.base import Answer, Began, EnvironmentFailure, FailureKind, Stepped
+from rljob_worker.environments.base import AgentCall, Answer, Began, EnvironmentFailure, FailureKind, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.errors import JobError, StopRequested
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
 from rljob_worker.flow.pool import OpenGroups
-from rljob_worker.flow.turns import Budget, Opening, Turn
+from rljob_worker.flow.turns import Budget, Opening, Turn, TurnEnd
 from rljob_worker.rollouts.observations import Observations
 from rljob_worker.rollouts.times import EnvironmentTimes
 from rljob_worker.types import GenerationRequest, Prompt
@@ -146,20 +146,23 @@ class Turns:
             JobError: an environment does not begin, or leaves no room for an answer.
             StopRequested: the job was asked to stop.
         """
-        begun: dict[int, dict[int, Opening]] = {one.ordinal: {} for one in wanted}
+        begun: dict[int, dict[int, Began]] = {one.ordinal: {} for one in wanted}
         for one in wanted:
             for sample in range(samples):
                 self._reset(groups, one.ordinal, sample, one.prompt)
         # Others of these groups may be asked for the next step at the same time.
         for live, answer in self._answers(lambda live: live.groups is groups and live.ordinal in begun):
             if isinstance(answer, Began):
-                begun[live.ordinal][live.sample] = _opening(live.prompt, answer)
+                begun[live.ordinal][live.sample] = answer
             else:
                 assert isinstance(answer, EnvironmentFailure)
                 self._fail(live, answer)
         for one in wanted:
             if len(openings := begun[one.ordinal]) == samples and one.ordinal not in self._given_back:
-                starts = [(opening, self._first(one.prompt, opening)) for _, opening in sorted(openings.items())]
+                starts = [
+                    (_opening(one.prompt, began), self._first(one.prompt, began))
+                    for _, began in sorted(openings.items(), key=lambda item: item[0])
+                ]
                 groups.put(one.prompt, Group.opened(one.ordinal, one.prompt, starts, one.seed, version))
 
     def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
@@ -225,7 +228,7 @@ class Turns:
                 live.key, episode.opening.seed, prompt.options, before, [one.action for one in episode.turns]
             )
         live.action, live.asked, live.waits = action, time.monotonic(), True
-        live.world.hosts.step(live.key, action)
+        live.world.hosts.step(live.key, action, cut=episode.answered is TurnEnd.LENGTH)
 
     def send(self) -> None:
         """Let environments begin to answer what was said to them."""
@@ -321,17 +324,19 @@ class Turns:
         world = live.world
         if isinstance(answer, Began):
             opening = _opening(live.prompt, answer)
-            stream = TokenStream.of_prompt(self._first(live.prompt, opening))
+            stream = TokenStream.of_prompt(self._first(live.prompt, answer))
             return Episode(live.ordinal, live.sample, stream, opening=opening, restarts=episode.restarts + 1)
         if isinstance(answer, EnvironmentFailure):
             if answer.kind is not FailureKind.DATA or world.error_reward is None:
                 self._fail(live, answer, episode.restarts)
                 return None
-            turn = Turn(live.action or "", "", world.error_reward, True, {}, answer.text)
+            turn = Turn(live.action or "", "", world.error_reward, True, {}, answer.text, episode.number)
             return episode.ended(turn, Finish.FAILED)
         live.steps += 1
         assert live.action is not None
-        turn = Turn(live.action, answer.observation, answer.reward, answer.done, answer.values)
+        turn = Turn(live.action, answer.observation, answer.reward, answer.done, answer.values, stream=episode.number)
+        if answer.call is not None:
+            return self._called(live, episode, turn, answer.call)
         turns, tokens = len(episode.turns) + 1, len(episode.stream)
         end = Finish.ENVIRONMENT if answer.done else world.budget.next(tokens, turns)
         if isinstance(end, Finish):
@@ -346,13 +351,38 @@ class Turns:
         end = world.budget.next(tokens + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.observed(turn, ids)
 
-    def _first(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]:
+    def _called(self, live: _Live, episode: Episode, turn: Turn, call: AgentCall) -> Episode | None:
+        """An episode with what its agent asks next, or its end, where that has no room for an answer."""
+        world, turns, streams = live.world, len(episode.turns) + 1, episode.streams
+        try:
+            if not 0 <= call.stream <= len(streams):
+                raise ValueError(f"a call in stream {call.stream} of {len(streams)}")
+            if call.stream < len(streams):
+                goes_on = streams[call.stream]
+                # An answer of another stream than the newest one ended by its last token where that ends answers.
+                ended_by = episode.ended_by if call.stream == episode.number else int(goes_on.ids[-1])
+                before, ids = len(goes_on), world.observations.asked(ended_by, call.messages)
+            else:
+                before, ids = 0, world.observations.conversation(call.messages)
+        except ValueError as error:
+            wrong = f"agent of {live.prompt.environment}, row {live.prompt.uid}: {error}"
+            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, wrong))
+        end = world.budget.next(before + len(ids), turns)
+        return episode.ended(turn, end) if isinstance(end, Finish) else episode.called(turn, ids, call.stream)
+
+    def _first(self, prompt: Prompt, began: Began) -> tuple[int, ...]:
         assert prompt.environment is not None
         world = self._worlds[prompt.environment]
-        ids = prompt.token_ids or world.observations.first(opening.observation)
+        if began.call is not None:
+            try:
+                ids = world.observations.conversation(began.call.messages)
+            except ValueError as error:
+                raise JobError(f"{prompt.environment}.environment.agent: row {prompt.uid}: {error}") from None
+        else:
+            ids = prompt.token_ids or world.observations.first(began.observation)
         if isinstance(world.budget.next(len(ids), 0), Finish):
             raise JobError(
-                f"{prompt.environment}.environment: the first observation with seed {opening.seed} has {len(ids)} "
+                f"{prompt.environment}.environment: the first observation with seed {prompt.seed} has {len(ids)} "
                 f"tokens, which leaves no room for an answer: spec.episodes.maxTokens is {world.budget.max_tokens}"
             )
         return ids

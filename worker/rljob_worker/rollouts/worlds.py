@@ -16,7 +16,7 @@ from rljob_api.spec.episodes import EpisodeError
 from rljob_worker.data.chat import ChatTemplate, read_template
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.turns import OBSERVED_BY, TOOL, Message, Render, Schema, TurnRenderer
-from rljob_worker.environments.base import Began, EnvironmentFailure, Stepped
+from rljob_worker.environments.base import AgentSource, Began, EnvironmentFailure, Stepped
 from rljob_worker.environments.check import Checked, check_environment, failure_error
 from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
 from rljob_worker.environments.load import Source
@@ -37,8 +37,8 @@ _LISTENED = 64
 """Episodes of which a trained tokenizer has its words."""
 _LISTENED_STEPS = 8
 _PATIENCE_SECONDS = 0.5
-_PARSER_SECONDS = 300.0
-"""For the import of vLLM, several at once on a busy machine."""
+_IMPORT_SECONDS = 300.0
+"""For the import of vLLM or of an agent's packages, several at once on a busy machine."""
 
 
 class JobEnvironments:
@@ -107,7 +107,7 @@ class JobEnvironments:
             assert source.environment is not None
             examples = self._checked[_key(source)].examples
             if source.seeds is None:
-                texts += [*examples, *self._tool_names(source)]
+                texts += [*examples, *(self._tool_names(source) if source.environment.tools is not None else [])]
                 continue
             seeds = range(source.seeds.first, source.seeds.first + min(source.seeds.count, _LISTENED))
             with self._made(source.environment, per_process=_LISTENED, processes=1) as hosts:
@@ -162,6 +162,8 @@ class JobEnvironments:
             observations = Observations(renderer, tokenizer, episodes.max_observation_tokens, system)
             if key in self._schemas:
                 self._read_calls(field, source, str(tokenizer.name_or_path), (first or {}).get(field))
+            elif source.seeds is None:
+                self._try_agent(field, source, observations, budget, (first or {}).get(field))
             else:
                 check_room(field, observations, budget, self._checked[key].answers)
             found[field] = World(
@@ -201,11 +203,12 @@ class JobEnvironments:
         self._checked[_key(source)] = checked
 
     def _check_tools(self, key: str, environment: TextEnvironmentSpec) -> None:
-        """Import tools and have their schemas; no answer can be read before there is a tokenizer."""
+        """Import an agent, or tools and have their schemas; no answer can be read before there is a tokenizer."""
         with self._made(environment, processes=1, retries=0) as hosts:
             hosts.start()
             self._checked[key] = Checked(False, tuple(hosts.examples))
-            self._schemas[key] = hosts.schemas
+            if environment.tools is not None:
+                self._schemas[key] = hosts.schemas
 
     def _tool_names(self, source: DataSource) -> list[str]:
         return [str(schema["function"]["name"]) for schema in self._schemas[_key(source)]]
@@ -225,12 +228,38 @@ class JobEnvironments:
             self._parsing.add(key)
         if prompt is not None:
             # Without the parser, whose import takes seconds.
-            with self._made(environment, processes=1, retries=0) as hosts:
-                hosts.begin(0, prompt.seed, prompt.options)
-                while hosts.outstanding:
-                    for _, answer in hosts.take(_PATIENCE_SECONDS):
-                        if isinstance(answer, EnvironmentFailure):
-                            raise failure_error(answer, f"{field}.environment: row {prompt.uid}: {answer.text}")
+            self._begun(field, environment, prompt)
+
+    def _try_agent(
+        self, field: str, source: DataSource, observations: Observations, budget: Budget, prompt: Prompt | None
+    ) -> None:
+        """Begin an episode of an agent, and refuse a first call that leaves no room for an answer."""
+        if prompt is None:
+            return
+        assert source.environment is not None
+        began = self._begun(field, source.environment, prompt)
+        assert began.call is not None
+        try:
+            first = len(observations.conversation(began.call.messages))
+        except ValueError as error:
+            raise UserError(f"{field}.environment.agent: row {prompt.uid}: {error}") from None
+        if first + budget.max_answer > budget.max_tokens:
+            raise UserError(
+                f"spec.episodes.maxTokens: {budget.max_tokens}, and the first call of {field}.environment.agent with "
+                f"row {prompt.uid} has {first} tokens, which leaves no room for an answer of {budget.max_answer}; "
+                f"allowed: {first + budget.max_answer} or more"
+            )
+
+    def _begun(self, field: str, environment: TextEnvironmentSpec, prompt: Prompt) -> Began:
+        """Begin of an episode with a row; UserError where it fails."""
+        with self._made(environment, processes=1, retries=0) as hosts:
+            hosts.begin(0, prompt.seed, prompt.options)
+            while True:
+                for _, answer in hosts.take(_PATIENCE_SECONDS):
+                    if isinstance(answer, EnvironmentFailure):
+                        raise failure_error(answer, f"{field}.environment: row {prompt.uid}: {answer.text}")
+                    assert isinstance(answer, Began)
+                    return answer
 
     def _made(
         self,
@@ -265,7 +294,7 @@ class JobEnvironments:
             deadlines=Deadlines(
                 environment.reset_seconds,
                 environment.step_seconds,
-                *([_PARSER_SECONDS] if environment.tools is not None else []),
+                *([_IMPORT_SECONDS] if environment.tools is not None or environment.agent is not None else []),
             ),
             deterministic=derived.is_deterministic(environment),
             retries=retries,
@@ -299,7 +328,9 @@ def source_of(environment: TextEnvironmentSpec) -> Source:
     settings = None if gymnasium is None else gymnasium.model_dump(mode="json", by_alias=True)
     tools = None if environment.tools is None else ToolSource(tuple(map(_tool, environment.tools)))
     openenv = None if environment.openenv is None else environment.openenv.model_dump(mode="json", by_alias=True)
-    return Source(environment.name, environment.python, settings, openenv, tools, environment.args)
+    given = environment.agent
+    agent = None if given is None else AgentSource(given.python, tuple(map(str, given.ignore)), environment.args)
+    return Source(environment.name, environment.python, settings, openenv, tools, agent, environment.args)
 
 
 def _tool(spec: ToolSpec) -> str | tuple[str, ...]:

@@ -126,6 +126,11 @@ class PackedBatch:
         self.versions = batch.versions
         # Streams of a single token each have none.
         self.experts = batch.experts if batch.experts is not None and len(batch.experts) else None
+        ends = np.arange(len(batch)) + 1
+        if batch.samples is not None:
+            ends = np.flatnonzero(np.append(np.diff(batch.samples), 1)) + 1
+        self.sample_ends: IntArray = ends
+        """[S], of each sample the number of the stream after its last one."""
         self.pictures = None if batch.pictures is None else PackedPictures(batch.pictures)
 
     def __len__(self) -> int:
@@ -235,6 +240,7 @@ class PackedPictures:
 def _check(batch: TrainBatch) -> None:
     if not len(batch):
         raise ValueError("the training batch has no samples")
+    _check_samples(batch)
     total = int(batch.lengths.sum())
     if int(batch.lengths.min()) < 1 or len(batch.tokens) != total or len(batch.sampled) != total:
         raise ValueError(
@@ -265,6 +271,16 @@ def _check(batch: TrainBatch) -> None:
         )
 
 
+def _check_samples(batch: TrainBatch) -> None:
+    if batch.samples is None:
+        return
+    steps = np.diff(batch.samples)
+    if len(batch.samples) != len(batch) or batch.samples[0] != 0 or not ((steps == 0) | (steps == 1)).all():
+        raise ValueError("the streams of the training batch are not one sample's after the other's")
+    if batch.experts is not None or batch.pictures is not None:
+        raise ValueError("a sample of the training batch has several streams, and experts or pictures")
+
+
 def _filler() -> MicroBatch:
     integers = torch.zeros(1, 1, dtype=torch.int64)
     none = torch.zeros(0, dtype=torch.int64)
@@ -291,27 +307,31 @@ class Update:
     num_tokens: int
     """Response tokens of the whole update, over all ranks: the denominator of token means."""
     num_sequences: int
-    """Samples of the whole update, over all ranks."""
+    """Streams of the whole update, over all ranks: as many as samples, but where an agent opened further ones."""
 
 
 def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Dealing, part: int) -> list[Update]:
     """Cut a step into optimizer updates of `global_batch_size` samples, in order, and each into the rows of one rank.
 
+    No sample is cut: all its streams are in one update.
+
     Raises:
         ValueError: the size does not divide the step's samples.
     """
-    size = global_batch_size or len(packed)
-    if len(packed) % size:
-        raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {len(packed)} samples")
-    updates = []
-    for start in range(0, len(packed), size):
+    samples = len(packed.sample_ends)
+    size = global_batch_size or samples
+    if samples % size:
+        raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {samples} samples")
+    updates, start = [], 0
+    for stop in packed.sample_ends[size - 1 :: size].tolist():
         updates.append(
             Update(
-                micro_batches=_micro_batches(packed, np.arange(start, start + size), dealing, part),
-                num_tokens=int(packed.responses[start : start + size].sum()),
-                num_sequences=size,
+                micro_batches=_micro_batches(packed, np.arange(start, stop), dealing, part),
+                num_tokens=int(packed.responses[start:stop].sum()),
+                num_sequences=stop - start,
             )
         )
+        start = stop
     return updates
 
 

@@ -107,7 +107,8 @@
     let first = 0;
     sample.turns.forEach((turn, index) => {
       const name = `turn ${index + 1} action`;
-      const about = `(${turn.tokens} tokens, reward ${short(turn.reward)})`;
+      const stream = turn.stream === undefined ? "" : ` of stream ${turn.stream}`;
+      const about = `(${turn.tokens} tokens${stream}, reward ${short(turn.reward)})`;
       const own = tokens ? tokens.slice(first, first + turn.tokens) : [];
       first += turn.tokens;
       if (own.length) {

@@ -15,12 +15,10 @@ from ipaddress import ip_address
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from rljob_api.wire import names
 from rljob_worker.host.sockets import is_local_name
 
 logger = logging.getLogger(__name__)
 
-_TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
 _SOCKET_SECONDS = 10.0
 _LARGEST_BODY = 1 << 16
 
@@ -72,6 +70,8 @@ class GuardedHandler(BaseHTTPRequestHandler):
     address.
     """
 
+    token_headers: ClassVar[Collection[str]] = ("Authorization",)
+    """Headers of which one has the token."""
     routes: ClassVar[Mapping[str, str]]
     """Path -> its method."""
     without_token: ClassVar[Collection[str]] = ()
@@ -146,7 +146,7 @@ class GuardedHandler(BaseHTTPRequestHandler):
     def _tokens(self, path: str, query: str) -> Iterator[str]:
         if path in self.token_in_query:
             yield from parse_qs(query).get("token", [])
-        for header in _TOKEN_HEADERS:
+        for header in self.token_headers:
             scheme, _, given = self.headers.get(header, "").partition(" ")
             if scheme.lower() == "bearer":
                 yield given.strip()
