@@ -12,6 +12,7 @@ from rljob_api.spec import (
     CriticSpec,
     DataSource,
     DeviceGroupSpec,
+    JudgeSpec,
     LoraHandover,
     LoraSpec,
     LrSchedule,
@@ -269,6 +270,11 @@ def updates_per_step(spec: RLJobSpec) -> int:
 def critic(spec: RLJobSpec) -> CriticSpec | None:
     """The model that is trained beside the policy; None where the algorithm needs none."""
     return (spec.critic or CriticSpec()) if ALGORITHMS[spec.algorithm.name].needs_critic else None
+
+
+def judge_model(spec: RLJobSpec) -> JudgeSpec | None:
+    """The judge whose model the job runs itself, by turns with trainers and engines; None where there is none."""
+    return next((judge for judge in spec.judges if judge.model is not None), None)
 
 
 def critic_optimizer(spec: RLJobSpec, critic: CriticSpec) -> OptimizerSpec:

@@ -287,7 +287,7 @@ MEMORY_STATES = {
 }
 """Field of a memory report -> `state` label. What a transition moved is a flow and no state: it stays in the record."""
 
-_PROCESS = re.compile(r"(trainer|engine)-([0-9]{1,6})", re.ASCII)
+_PROCESS = re.compile(r"(trainer|engine|judge)-([0-9]{1,6})", re.ASCII)
 
 
 def memory_states(memory: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:

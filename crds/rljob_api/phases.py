@@ -7,6 +7,9 @@ PHASES = (
     "env_wait",
     "reward",
     "rollout_sleep",
+    "judge_wake",
+    "judge",
+    "judge_sleep",
     "wake_up",
     "values",
     "ref_log_probs",
@@ -34,7 +37,16 @@ TIMED_PHASES = tuple(name for name in PHASES if name not in ("env_wait", "batch_
 """Phases that have deadlines of their own; a wait for the other lane ends by what that lane does, and one for
 environments by their own deadlines."""
 
-SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
+SWITCH_PHASES = (
+    "rollout_sleep",
+    "judge_wake",
+    "judge_sleep",
+    "wake_up",
+    "rollout_wake_weights",
+    "update_weights",
+    "sleep",
+    "rollout_wake_kv",
+)
 """Their sum is what a step pays for sharing devices."""
 
 TRAINER_LANE, ENGINE_LANE = "trainer", "engine"

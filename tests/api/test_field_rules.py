@@ -52,7 +52,24 @@ AGENT = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {agent: {p
          "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512}"]  # fmt: skip
 DISTILL = ["algorithm={name: distill, distill: {teacher: {path: a/b}}}"]
 TEACHER = ["algorithm.distill={teacher: {path: a/b}}"]
+JUDGE = ["reward={name: judge}", "judges=[{name: a, kind: Score, model: {path: /models/score}}]"]
 REFUSED: list[tuple[list[str], list[str]]] = [
+    (["reward={name: judge}", "judges=[{name: a}]"], ["spec.judges[0]"]),
+    (
+        ["reward={name: judge}", "judges=[{name: a, kind: Score, endpoint: {url: 'http://j:1/v1', model: m}}]"],
+        ["spec.judges[0].kind"],
+    ),
+    (
+        [
+            "reward={name: judge, args: {judge: a}}",
+            "judges=[{name: a, kind: Score, model: {path: /a}}, {name: b, kind: Score, model: {path: /b}}]",
+        ],
+        ["spec.judges", "spec.judges[1]"],
+    ),
+    ([*JUDGE, "rollout.oversampling={factor: 1.5, filter: ZeroVariance}"], ["spec.rollout.oversampling"]),
+    ([*JUDGE, "rollout.partial={}"], ["spec.rollout.partial"]),
+    ([*JUDGE, "rollout.tail={}"], ["spec.rollout.tail"]),
+    ([*JUDGE, *APART], ["spec.mode"]),
     (["algorithm={name: distill}"], ["spec.algorithm.distill"]),
     (TEACHER, ["spec.algorithm.distill"]),
     ([*DISTILL, "algorithm.distill.topK=8"], ["spec.algorithm.distill.topK"]),
@@ -470,6 +487,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     AGENT,
+    JUDGE,
+    [*JUDGE, "evaluation.data={path: /data/b.jsonl, reward: {name: math}}"],
     ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
     ["training={backend: FSDP, lora: {rank: 8, alpha: 16, targets: [q_proj, v_proj]}}"],
     ["training={backend: FSDP, lora: {rank: 12, handover: Merged}}"],

@@ -20,7 +20,7 @@ from rljob_api.rules.distill import DISTILL
 from rljob_api.rules.episodes import EPISODE_CHECKS, EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
-from rljob_api.rules.judges import JUDGE_CHECKS
+from rljob_api.rules.judges import JUDGE_CHECKS, JUDGES
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
@@ -57,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     *PARALLELISM,
     *MODEL_AND_DATA,
     *EPISODES,
+    *JUDGES,
     *STALENESS,
     *LEARNING,
     *ENGINE_ARGS,

@@ -7,9 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api import derived
+from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.rules.texts import NEVER_GIVEN, reward_functions
-from rljob_api.spec import JudgeEndpoint, JudgeSpec, RewardSpec, RLJobSpec, VerdictSpec
+from rljob_api.spec import JudgeEndpoint, JudgeKind, JudgeSpec, Mode, RewardSpec, RLJobSpec, VerdictSpec
+
+_OF_REQUESTS = ("concurrency", "request_seconds", "timeout_seconds")
+"""Fields of a judge that say how a server is asked."""
+_OF_CHAT = ("system", "verdict", "max_tokens", "temperature")
+"""Fields that say how it is asked to answer in words."""
+_MODELS = "self.judges.exists(judge, has(judge.model))"
 
 
 def _asked(spec: Any) -> Iterator[Finding]:
@@ -39,6 +47,21 @@ def _asked(spec: Any) -> Iterator[Finding]:
             yield Finding(("judges", index), "has no effect: no reward asks it", "leave it out")
 
 
+def _held_out(spec: Any) -> Iterator[Finding]:
+    """Held-out prompts that a model of the job's own is to score: engines keep no weights while it is awake."""
+    model = derived.judge_model(spec)
+    if model is None:
+        return
+    for (place, function), (at, _) in reward_functions(spec):
+        if at[0] == "evaluation" and function.name == "judge" and function.args.get("judge") in (None, model.name):
+            wrong = (
+                f"judge {model.name} takes turns with the engines in training steps alone, and is not there for them"
+            )
+            where = place if place[0] == "evaluation" else ("evaluation",)
+            yield Finding(where, wrong, "a reward of their own for held-out prompts, or a judge with an endpoint")
+            return
+
+
 def _network(reward: Any) -> Iterator[Finding]:
     if not reward.network and any(function.name == "judge" for function in reward.parts or [reward]):
         yield Finding(("network",), "false keeps a judge from being asked", "true")
@@ -52,13 +75,21 @@ def _endpoint(endpoint: Any) -> Iterator[Finding]:
 
 
 def _judge(judge: Any) -> Iterator[Finding]:
+    unused = {} if judge.model is None else dict.fromkeys(_OF_REQUESTS, "no server is asked")
+    if judge.kind == JudgeKind.SCORE:
+        unused |= dict.fromkeys(_OF_CHAT, "a model that gives a number is not asked for words")
+    for name, why in unused.items():
+        if getattr(judge, name) != JudgeSpec.model_fields[name].get_default():
+            yield Finding((JudgeSpec.model_fields[name].alias or name,), f"has no effect: {why}", "leave it out")
+    if judge.kind == JudgeKind.SCORE:
+        return
     if judge.request_seconds > judge.timeout_seconds:
         wrong = "is more than timeoutSeconds, in which the verdict has to come"
         yield Finding(("requestSeconds",), wrong, f"at most {judge.timeout_seconds:g}")
     if judge.prompt is None and (judge.verdict.pattern != VerdictSpec().pattern or judge.verdict.values):
         wrong = "is needed: the default asks for a number in the form of verdict.pattern's default"
         yield Finding(("prompt",), wrong, "a template that says how the verdict is written")
-    if judge.endpoint.key_variable in NEVER_GIVEN:
+    if judge.endpoint is not None and judge.endpoint.key_variable in NEVER_GIVEN:
         yield Finding(
             ("endpoint", "keyVariable"), f"{judge.endpoint.key_variable} is a secret of the job itself", "another"
         )
@@ -82,8 +113,64 @@ def _verdict(verdict: Any) -> Iterator[Finding]:
             yield Finding(("values", word), "is empty, or the same word as another", "words that differ")
 
 
+def _has_model(spec: Any) -> bool:
+    return derived.judge_model(spec) is not None
+
+
+def _without(field: str, wrong: str) -> Rule:
+    """A way of generating that a judge with a model cannot have."""
+    return Rule(
+        on=RLJobSpec,
+        field=f"rollout.{field}",
+        wrong=wrong,
+        allowed="leave it out with a judge that has a model",
+        check=lambda spec: getattr(spec.rollout, field) is None or not _has_model(spec),
+        cel=f"!has(self.rollout.{field}) || !{_MODELS}",
+    )
+
+
+JUDGES = (
+    exactly_one(JudgeSpec, "endpoint", "model"),
+    Rule(
+        on=JudgeSpec,
+        field="kind",
+        wrong="a server answers in a chat; what gives a number is a model of the job's own",
+        allowed="Chat, or model in the place of endpoint",
+        check=lambda judge: judge.kind != JudgeKind.SCORE or judge.model is not None,
+        cel="!has(self.kind) || self.kind != 'Score' || has(self.model)",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="judges",
+        wrong="more than one judge has a model, and one takes turns with the engines",
+        allowed="one with model",
+        check=lambda spec: sum(judge.model is not None for judge in spec.judges) <= 1,
+        cel="self.judges.filter(judge, has(judge.model)).size() <= 1",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="mode",
+        wrong="a judge with a model takes turns with trainers and engines on the devices that they share",
+        allowed=f"{Mode.COLOCATED.value}, or judges with an endpoint",
+        check=lambda spec: spec.mode == Mode.COLOCATED or not _has_model(spec),
+        cel=f"self.mode == '{Mode.COLOCATED.value}' || !{_MODELS}",
+    ),
+    *(
+        _without(field, why)
+        for field, why in (
+            (
+                "oversampling",
+                "samples again after scores, when the engines have given their weights back for the judge",
+            ),
+            ("partial", "carries responses over, and a judge with a model scores all of a step's"),
+            ("tail", "carries groups over, and a judge with a model scores all of a step's"),
+        )
+    ),
+)
+
+
 JUDGE_CHECKS: dict[type, tuple[Check, ...]] = {
-    RLJobSpec: (_asked,),
+    RLJobSpec: (_asked, _held_out),
     RewardSpec: (_network,),
     JudgeEndpoint: (_endpoint,),
     JudgeSpec: (_judge,),

@@ -68,7 +68,7 @@ from rljob_api.spec.episodes import (
     ToolSpec,
 )
 from rljob_api.spec.job import Mode, RLJobSpec
-from rljob_api.spec.judges import JudgeEndpoint, JudgeSpec, VerdictSpec
+from rljob_api.spec.judges import JudgeEndpoint, JudgeKind, JudgeModel, JudgeSpec, VerdictSpec
 from rljob_api.spec.lifecycle import (
     CheckpointSpec,
     EarlyStopSpec,
@@ -131,6 +131,8 @@ __all__ = [
     "Hub",
     "Isolation",
     "JudgeEndpoint",
+    "JudgeKind",
+    "JudgeModel",
     "JudgeSpec",
     "KeepBestSpec",
     "KlEstimator",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -21,6 +22,26 @@ class JudgeEndpoint(ApiModel):
     """Name of the model there."""
     key_variable: VariableName | None = None
     """Variable of the driver that holds the key of the server; the key itself never stands in a manifest."""
+
+
+class JudgeKind(StrEnum):
+    """Ways of a judge to score a response."""
+
+    CHAT = "Chat"
+    SCORE = "Score"
+
+
+class JudgeModel(ApiModel):
+    """A model that the job runs on its own devices, by turns with trainers and engines."""
+
+    path: Text
+    """Its checkpoint: a folder, or an id on `model.hub`. It has a tokenizer of its own, and for `Score` one label."""
+    max_tokens: TokenCount = 8192
+    """Tokens of the longest text, an answer included; a longer one is never cut, but an error of the reward."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of device memory it may use while awake (npu, cuda)."""
+    kv_cache_bytes: Annotated[int, Field(ge=2**20, le=2**44, json_schema_extra={"format": "int64"})] | None = None
+    """Cache on each device, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
 
 
 class VerdictSpec(ApiModel):
@@ -43,14 +64,19 @@ class JudgeSpec(ApiModel):
 
     name: JudgeName
     """Name in rewards: `args: {judge: NAME}`."""
-    endpoint: JudgeEndpoint
-    """The server that runs it."""
+    kind: JudgeKind = JudgeKind.CHAT
+    """`Chat`: it answers in words, of which `verdict` is looked for. `Score`: it is a model that gives a number."""
+    endpoint: JudgeEndpoint | None = None
+    """A server that runs it, for `Chat`."""
+    model: JudgeModel | None = None
+    """Model that the job runs itself, in the place of a server; for `Score` a sequence classification model."""
     system: Annotated[str, Field(min_length=1, max_length=32768)] | None = None
     """System message."""
     prompt: Annotated[str, Field(min_length=1, max_length=32768)] | None = None
     """Jinja template of the user message: it has `prompt`, `messages`, `response`, `label`, `finish_reason`, the other
     columns of the row, `min` and `max`, and the filter `tojson`, which quotes a text. Default: asks for a number from
-    `min` to `max` in the form of the default pattern."""
+    `min` to `max` in the form of the default pattern. With `Score` it is the whole text; default: prompt and response
+    by the model's chat template."""
     verdict: VerdictSpec = VerdictSpec()
     """Form of its verdicts."""
     max_tokens: TokenCount = 512

@@ -56,7 +56,7 @@ def install(faults: list[dict[str, Any]]) -> None:
     def started(self: cluster.Cluster, calls: Any) -> None:
         start(self, calls)
         current["engine"] = self.engines[0].handle
-        pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
+        pids.update({p.name: p.pid for p in (*self.trainers, *self.engines, *self.judges) if p.pid is not None})
 
     def asked(self: EpisodeEnvironment) -> Call:
         call = ask(self)

@@ -16,15 +16,17 @@ from reward_cases import samples_of, soon
 from support.chat_server import ChatServer, serving
 from transformers import PreTrainedTokenizerBase
 
-from rljob_api.spec import JudgeSpec, RLJobSpec
+from rljob_api.spec import JudgeSpec, RLJobSpec, VerdictSpec
 from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.functions import RewardOutageError, Score
 from rljob_worker.rewards.judge import Judge, JudgeSetup, judge_of
+from rljob_worker.rewards.judge_texts import Verdicts
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
 from rljob_worker.types import RewardResult
 
 KEY = "sk-secret-of-the-judge"
+ENDPOINT = {"url": "http://localhost:1/v1", "model": "m"}
 
 
 def spec_of(url: str, reward: dict[str, Any] | None = None, **judge: Any) -> RLJobSpec:
@@ -260,20 +262,19 @@ def ask(server: ChatServer, texts: list[str], **fields: Any) -> list[Score]:
     return asyncio.run(run())
 
 
-def judge(**fields: Any) -> Judge:
-    endpoint = {"url": "http://localhost:1/v1", "model": "m"}
-    return Judge(JudgeSetup(JudgeSpec.model_validate({"name": "x", "endpoint": endpoint} | fields), 1))
+def verdict(text: str, **fields: Any) -> float | str:
+    return Verdicts(VerdictSpec.model_validate(fields)).read(text)
 
 
 def test_the_last_verdict_counts_and_no_thought_does() -> None:
-    assert judge().verdict("Score: 3, no:\nScore:  4.5") == 4.5
-    assert judge().verdict("<think>Score: 1</think> Score: 2") == 2.0
-    assert judge().verdict("<think>Score: 1") == "the answer has no verdict"
-    assert judge().verdict("<think>Score: 1</think> good") == "the answer has no verdict"
-    assert judge().verdict("Score: -1") == "the verdict -1 is not from 0 to 10"
-    words = judge(prompt="{{ response }}", verdict={"pattern": r"\[\[(.*?)\]\]", "values": {"A": 1, "B": -1}})
-    assert words.verdict("[[A]] or rather [[b ]]") == -1.0
-    assert words.verdict("[[C]]") == "the verdict 'C' is none of verdict.values"
+    assert verdict("Score: 3, no:\nScore:  4.5") == 4.5
+    assert verdict("<think>Score: 1</think> Score: 2") == 2.0
+    assert verdict("<think>Score: 1") == "the answer has no verdict"
+    assert verdict("<think>Score: 1</think> good") == "the answer has no verdict"
+    assert verdict("Score: -1") == "the verdict -1 is not from 0 to 10"
+    words = {"pattern": r"\[\[(.*?)\]\]", "values": {"A": 1, "B": -1}}
+    assert verdict("[[A]] or rather [[b ]]", **words) == -1.0
+    assert verdict("[[C]]", **words) == "the verdict 'C' is none of verdict.values"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_the_last_verdict_counts_and_no_thought_does() -> None:
 )
 def test_a_prompt_that_is_none(prompt: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        judge(prompt=prompt)
+        Judge(JudgeSetup(JudgeSpec.model_validate({"name": "x", "endpoint": ENDPOINT, "prompt": prompt}), 1))
 
 
 def test_what_a_response_asks_for_is_quoted_as_data() -> None:

@@ -25,8 +25,9 @@ from rljob_worker.driver.preflight import (
 from rljob_worker.errors import UserError
 from rljob_worker.host.memory import HostMemory
 from rljob_worker.host.paths import check_writable_folder
+from rljob_worker.models.judge_model import check_judge_folder
 from rljob_worker.records.run_files import read_run
-from rljob_worker.rewards.judge import check_prompts
+from rljob_worker.rewards.judge_texts import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows
 from rljob_worker.rewards.source_check import check_sources
 
@@ -76,6 +77,7 @@ def look_first(
         read_template(source, field)
     check_sources(spec)
     check_prompts(spec.judges)
+    check_judge_folder(spec)
     check_environment_code(spec)
 
 

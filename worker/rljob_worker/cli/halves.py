@@ -74,10 +74,16 @@ def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
     Raises:
         UserError: its steps cannot be sampled one by one.
     """
+    from rljob_api import derived
     from rljob_api.spec import Mode
 
     spec = job.spec
     if arguments.only == "rollout":
+        if (judge := derived.judge_model(spec)) is not None:
+            raise UserError(
+                f"spec.judges: {judge.name} takes turns with trainers, which --only rollout has none of; give it an "
+                "endpoint, or leave it out"
+            )
         if spec.mode is Mode.ASYNC:
             raise UserError(
                 "spec.mode: Async samples steps across each other; --set spec.mode=Colocated has them apart"

@@ -13,7 +13,8 @@ from rljob_worker.data.sources import check_path, data_sources, evaluation_sourc
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
-from rljob_worker.rewards.judge import check_prompts
+from rljob_worker.models.judge_model import check_judge_folder
+from rljob_worker.rewards.judge_texts import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows, scored_rows
 from rljob_worker.rewards.source_check import check_sources, told_signatures
 from rljob_worker.sandbox import namespaces
@@ -37,6 +38,7 @@ def look(job: RLJob, manifest: str) -> list[str]:
         raise UserError(str(ManifestError(problems, manifest)))
     check_sources(job.spec, on_this_machine=False)
     check_prompts(job.spec.judges)
+    check_judge_folder(job.spec)
     told = told_signatures(job.spec)
     environments = TriedEnvironments(job.spec)
     shown = _first_prompts(job.spec, environments)

@@ -27,11 +27,13 @@ from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.cluster.placement import Placement, engines_alone, reserve_devices
 from rljob_worker.cluster.processes import ON_A_CLUSTER, Place, Processes
-from rljob_worker.cluster.roles import ENGINE, ONLOOKER, TRAINER
+from rljob_worker.cluster.roles import ENGINE, JUDGE, ONLOOKER, TRAINER
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.engine import Engine
+from rljob_worker.engine.judge import JudgeEngine
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
+from rljob_worker.rewards.model_judge import ModelJudge
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.weightsync.routes import HostRoute
 
@@ -59,6 +61,7 @@ class Cluster:
         trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
         critic_folder: what the critic starts from, where that is another folder; likewise.
         teacher_folder: that of the teacher, where the algorithm has one; likewise.
+        judge: whose model runs beside trainers and engines, where there is one.
     """
 
     def __init__(
@@ -72,14 +75,15 @@ class Cluster:
         trains: bool = True,
         critic_folder: Path | None = None,
         teacher_folder: Path | None = None,
+        judge: ModelJudge | None = None,
     ) -> None:
         self.spec = spec
         self._groups = derived.node_groups(spec) if trains else engines_alone(spec)
         self._model_folder = model_folder
-        self._critic_folder, self._teacher_folder = critic_folder, teacher_folder
+        self._critic_folder, self._teacher_folder, self._judge = critic_folder, teacher_folder, judge
         self._checkpoints = checkpoints
         self._made = Processes(spec, run_folder)
-        self.trainers, self.engines = self._made.trainers, self._made.engines
+        self.trainers, self.engines, self.judges = self._made.trainers, self._made.engines, self._made.judges
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
         self._kind = device_kind(spec.resources)
@@ -150,8 +154,23 @@ class Cluster:
             )
             shown = [visible[device] for device in spanned if visible]
             self.engines.add(self._made.make(ENGINE, f"engine-{index}", place, arguments, shown))
+        self._make_judges(placement, bool(visible), folders)
         if network is not None and derived.may_lose_engines(self.spec):
             self._elastic = Elastic(self._made, nodes, network, common, calls, self._on_change)
+
+    def _make_judges(self, placement: Placement, shown: bool, folders: Sequence[str]) -> None:
+        if self._judge is None:
+            return
+        for index, (device, *_) in enumerate(JUDGE.devices(placement, self.spec)):
+            place = self._place(device)
+            arguments: dict[str, object] = dict(
+                spec=self.spec.model_dump(mode="json", by_alias=True),
+                model_folder=str(self._judge.folder),
+                max_tokens=self._judge.facts.max_tokens,
+                device=None if shown else placement.number_on_node(device),
+                folder=folders[place.node],
+            )
+            self.judges.add(self._made.make(JUDGE, f"judge-{index}", place, arguments))
 
     def settle_engines(self, calls: PhaseCalls) -> None:
         """Before weights are handed over: take in engines that came anew, let go those that are gone."""
@@ -226,6 +245,8 @@ class Cluster:
                 models |= {str(self._critic_folder): "the critic's model"}
             if self._teacher_folder is not None:
                 models |= {str(self._teacher_folder): "the teacher's model"}
+            if self._judge is not None:
+                models |= {str(self._judge.folder): "the judge's model"}
             expected = dict(models)
             for folder, what in ((self._made.logs, "the run folder"), (self._checkpoints, "the checkpoints")):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -251,16 +272,28 @@ class Cluster:
         assert self._placement is not None
         seconds = self.spec.timeouts.start_seconds
         # First of all: what hangs or is to be ended can be signalled by its pid alone.
-        self._locate(calls.gather("start", [*self.trainers.locate(), *self.engines.locate()], seconds, until_stop=True))
+        located = [*self.trainers.locate(), *self.engines.locate(), *self.judges.locate()]
+        self._locate(calls.gather("start", located, seconds, until_stop=True))
         if self.engines_sleep_first:
             engines = calls.gather("start", self.engines.call(Engine.start), seconds, until_stop=True)
             calls.gather("start", self.engines.call(Engine.sleep), seconds, until_stop=True)
+            judges = calls.gather("start", self.judges.call(JudgeEngine.start), seconds, until_stop=True)
+            calls.gather("start", self.judges.call(JudgeEngine.sleep), seconds, until_stop=True)
             trainers = calls.gather("start", self.trainers.call(Trainer.setup), seconds, until_stop=True)
         else:
+            starting = self.judges.call(JudgeEngine.start)
             trainers, engines = calls.gather_both(
                 "start", self.trainers.call(Trainer.setup), self.engines.call(Engine.start), seconds, until_stop=True
             )
+            judges = calls.gather("start", starting, seconds, until_stop=True)
+            calls.gather("start", self.judges.call(JudgeEngine.sleep), seconds, until_stop=True)
         nodes = self._placement.nodes
+        if judges:
+            check_pairing(
+                [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
+                [(nodes[one.node].id, started.device) for one, started in zip(self.judges, judges)],
+                "judges",
+            )
         check = check_pairing if self._shares_devices else check_apart
         check(
             [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
@@ -273,7 +306,7 @@ class Cluster:
 
     def _locate(self, locations: Sequence[Location]) -> None:
         assert self._nodes is not None
-        for process, found in zip((*self.trainers, *self.engines), locations, strict=True):
+        for process, found in zip((*self.trainers, *self.engines, *self.judges), locations, strict=True):
             process.pid = found.pid
             expected = self._nodes[process.node]
             if found.node != expected.id:
@@ -283,6 +316,7 @@ class Cluster:
         """Tell running training and generation that they may end early."""
         self.trainers.beside(Trainer.request_stop)
         self.engines.beside(Engine.abort)
+        self.judges.beside(JudgeEngine.abort)
 
     def death_of(self, name: str) -> str:
         """Place of a process's death, and the last lines of its log."""
@@ -311,10 +345,15 @@ class Cluster:
                 if gone:
                     logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
         time.sleep(0.5)
-        return [self._made.stacks_file(p.name) for p in (*self.trainers, *self.engines)]
+        return [self._made.stacks_file(p.name) for p in (*self.trainers, *self.engines, *self.judges)]
 
-    def _processes(self) -> list[Process[Trainer] | Process[Engine]]:
-        return [*self.trainers, *self.engines, *(self._elastic.arrived if self._elastic is not None else ())]
+    def _processes(self) -> list[Process[Trainer] | Process[Engine] | Process[JudgeEngine]]:
+        return [
+            *self.trainers,
+            *self.engines,
+            *self.judges,
+            *(self._elastic.arrived if self._elastic is not None else ()),
+        ]
 
     def _pids(self) -> dict[int, list[int]]:
         """Pids of all processes that have started, by node."""
@@ -328,7 +367,8 @@ class Cluster:
         """Close everything that still answers, then end the processes."""
         try:
             engines = self.engines.call(Engine.shutdown, process_ends=True)
-            calls.gather("shutdown", [*engines, *self.trainers.call(Trainer.close)], seconds)
+            judges = self.judges.call(JudgeEngine.shutdown, process_ends=True)
+            calls.gather("shutdown", [*engines, *judges, *self.trainers.call(Trainer.close)], seconds)
         except JobError as error:
             logger.warning("unclean shutdown: %s", error)
         self.kill(LEAVE_SECONDS)
@@ -367,17 +407,20 @@ def _meeting_place(spec: RLJobSpec, nodes: Nodes, folders: Sequence[str], second
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def check_pairing(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]]) -> None:
+def check_pairing(
+    trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]], others: str = "engines"
+) -> None:
     """Trainer and engine ranks must sit on the same devices of the same nodes: each device once on either side.
 
     Args:
         trainers: node id and device identity of each trainer.
-        engines: those of each engine's ranks.
+        engines: those of each engine's ranks, or of other processes there.
+        others: what those are called.
     """
     training, serving = sorted(trainers), sorted(engines)
     if training != serving or len(set(training)) != len(training):
         raise JobError(
-            f"start: trainers run on devices {_listed(training)}, engines on {_listed(serving)}; "
+            f"start: trainers run on devices {_listed(training)}, {others} on {_listed(serving)}; "
             "colocation needs the same"
         )
 

@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from rljob_worker.cluster.actor import Actor, Location
 from rljob_worker.cluster.calls import Call
 from rljob_worker.engine.engine import Chunk, Engine
+from rljob_worker.engine.judge import JudgeEngine
 from rljob_worker.errors import ProcessDiedError
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import Cut, GenerationRequest, SamplingParams
@@ -113,6 +114,8 @@ class Group(Generic[Api]):
 
 TrainerGroup = Group[Trainer]
 """All trainers, by rank."""
+JudgeGroup = Group[JudgeEngine]
+"""All processes of a judge's model, in the order of their devices."""
 
 
 def _nobody_goes_on(error: ProcessDiedError) -> None:

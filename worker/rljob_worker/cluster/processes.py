@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_api import RLJobSpec, derived
 from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
 from rljob_worker.cluster.actor import Actor
-from rljob_worker.cluster.groups import EngineGroup, Process, TrainerGroup
+from rljob_worker.cluster.groups import EngineGroup, JudgeGroup, Process, TrainerGroup
 from rljob_worker.cluster.machine import compiler_variables, machine_variables, shared_cache
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.placement import Spot
@@ -24,7 +24,8 @@ from rljob_worker.upstream.ray_node import FULL_PRIORITY
 from rljob_worker.upstream.ray_types import remote_actor
 
 Api = TypeVar("Api")
-_SHARE = 0.4
+_SHARES = {False: 0.4, True: 0.3}
+"""Part of a device that each process on it takes: without a judge there, and with one."""
 ON_A_CLUSTER = {
     **FULL_PRIORITY,
     # The variables of a Ray job reach its actors; nobody there reads the manifest from them.
@@ -56,6 +57,7 @@ class Processes:
         self.spec = spec
         self.trainers = TrainerGroup()
         self.engines = EngineGroup()
+        self.judges = JudgeGroup()
         self.places: dict[str, Place] = {}
         """Present or last place of each process."""
         self.buckets = run_folder / "buckets"
@@ -117,11 +119,12 @@ class Processes:
         return self.logs / f"{name}.stacks"
 
     def _share_of_device(self) -> dict[str, object]:
-        """Trainer and engine take less than half of their bundle's device each, so that both get that one."""
+        """Processes take so little of their bundle's device each that all of them get that one."""
+        share = _SHARES[derived.judge_model(self.spec) is not None]
         resource = self._kind.ray_resource
         if resource is None:
             return {}
-        return {"num_gpus": _SHARE} if resource == "GPU" else {"resources": {resource: _SHARE}}
+        return {"num_gpus": share} if resource == "GPU" else {"resources": {resource: share}}
 
     def _variables(self, role: Role[Api], place: Place) -> dict[str, str]:
         if role.environment is None:

@@ -11,6 +11,7 @@ from rljob_api.spec import EnvironmentSpec
 from rljob_worker.cluster.placement import Placement
 from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.environment import engine_environment
+from rljob_worker.engine.judge import JudgeEngine
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.trainer.trainer import Trainer
 
@@ -46,6 +47,10 @@ def _engines(placement: Placement, spec: RLJobSpec) -> list[range]:
     return placement.engines(spec.rollout.tensor_parallel)
 
 
+def _each_device(placement: Placement, spec: RLJobSpec) -> list[range]:
+    return placement.engines(1)
+
+
 def _without_trainers(placement: Placement, spec: RLJobSpec) -> list[range]:
     trained = placement.trainers(spec.training)
     return [device for device in placement.engines(1) if device.start not in trained]
@@ -63,6 +68,8 @@ TRAINER = Role("trainer", Trainer, _trainers, _trainer_variables, users=lambda g
 """One rank of the training backend on each device."""
 ENGINE = Role("engine", Engine, _engines, _engine_variables, users=lambda given: given.rollout)
 """One vLLM engine on each tensor-parallel group of devices."""
+JUDGE = Role("judge", JudgeEngine, _each_device, _engine_variables, users=lambda given: given.rollout)
+"""A judge's model on each device, by turns with the others there."""
 ONLOOKER: Role[object] = Role("onlooker", None, _without_trainers)
 """A process that shows which device Ray gives it, where no trainer does. What only an engine needs would keep Ray from
 showing it a device."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class TurnRenderer:
         self._render, self._tokenizer, self._where, self._role = render, tokenizer, where, role
         self._histories = [_in_role(history, role) for history in _HISTORIES]
         self._stops = {int(stop): str(tokenizer.convert_ids_to_tokens(int(stop))) for stop in stops}
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self._special = sorted((text for text in special if len(text) > 1), key=len, reverse=True)
+        self.special = SpecialTexts(tokenizer)
+        """Texts that observations must not have as they are."""
         self._check_history()
         self.closing = self._closing()
         """The stop token that closes an answer; None where the template closes answers with nothing."""
@@ -80,21 +81,12 @@ class TurnRenderer:
                 answer is appended unless that token is what closes it.
             observed: the environment's text, or the messages of several tools.
         """
-        texts = [self.unspecial(one) for one in observed]
+        texts = [self.special.broken(one) for one in observed]
         tail = self._tail(self._histories[0], [text for text, _ in texts], _SENTINEL)
         end = None if ended_by is None else self._stops.get(ended_by)
         if end is not None and tail.lstrip().startswith(end):
             tail = tail.lstrip()[len(end) :]
         return Delta(self._encoded(tail), sum(broken for _, broken in texts))
-
-    def unspecial(self, text: str) -> tuple[str, int]:
-        """The text with a blank in each text of a special token, which would be read as that token."""
-        broken = 0
-        for special in self._special:
-            found = text.count(special)
-            broken += found
-            text = text.replace(special, f"{special[0]} {special[1:]}") if found else text
-        return text, broken
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])

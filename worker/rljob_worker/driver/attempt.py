@@ -71,6 +71,8 @@ class Attempt:
     """Start no trainers."""
     address: str | None
     """Ray cluster to run on; None: one that is started for this job alone."""
+    scores: bool = True
+    """Whether responses are scored, for which a judge's model is started."""
 
     @property
     def spec(self) -> RLJobSpec:
@@ -93,6 +95,7 @@ class Attempt:
                 trains=trains,
                 critic_folder=self.inputs.critic_folder,
                 teacher_folder=self.inputs.teacher_folder,
+                judge=self.inputs.judge if self.scores else None,
             )
             stop = StopSignal(self.spec.checkpoint.grace_seconds, cluster.kill)
             ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())

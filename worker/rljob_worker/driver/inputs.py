@@ -31,6 +31,7 @@ from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
 from rljob_worker.rewards.group_filter import group_filter_of
 from rljob_worker.rewards.label_check import LabelCheck
+from rljob_worker.rewards.model_judge import model_judge
 from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
@@ -101,6 +102,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     if derived.critic(spec) is not None:
         size += critic_bytes(training, beside or model_folder)
     taught_by = teacher_folder(spec, tokenizer, model, length)
+    judge = model_judge(spec)
     if saves:
         check_room(spec, folder, size)
     limit = longest_prompt(spec, model)
@@ -121,7 +123,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         logger.warning("%s", sentence)
     check_tests(scored)
     with waiting_for("spec.reward to be imported and tried"):
-        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private)
+        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private, judge=judge)
         group_filter = group_filter_of(spec, rewards, prompts.columns())
     with waiting_for("turns of spec.data and spec.evaluation to be tried with the model's tokenizer"):
         first = {one.environment: one for one in reversed(evaluation_prompts) if one.environment is not None}
@@ -138,6 +140,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         hosts=environments.hosts,
         critic_folder=beside,
         teacher_folder=taught_by,
+        judge=judge,
         worlds=worlds,
         pictures=pictures,
     )

@@ -108,7 +108,8 @@ def check_processes(spec: RLJobSpec, cores: int, memory: int, groups: Sequence[N
     if wrong := too_many_processes(group, spec.rollout.tensor_parallel, cores):
         raise UserError(f"{field}: {wrong[0]}; allowed: {wrong[1]}")
     cache = spec.rollout.kv_cache_bytes or 0
-    least = PROCESS_BYTES * (group.trainers + group.engine_devices) + cache * group.engine_devices
+    judges = 0 if derived.judge_model(spec) is None else group.engine_devices
+    least = PROCESS_BYTES * (group.trainers + group.engine_devices + judges) + cache * group.engine_devices
     if least > memory:
         field = "spec.rollout.kvCacheBytes" if cache * group.engine_devices > memory / 2 else field
         raise UserError(

@@ -97,7 +97,9 @@ def run_job(
         log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
         made = loop or LOOPS[job.spec.mode]
-        attempt = Attempt(job, folder, inputs, log, failures, on_record, on_event, made, engines_alone, address)
+        attempt = Attempt(
+            job, folder, inputs, log, failures, on_record, on_event, made, engines_alone, address, loop is None
+        )
         return conclude(attempt.run(), folder, inputs, log, failures)
 
 

@@ -22,9 +22,13 @@ class MemoryReport(Protocol):
 class Switch(Handover):
     """Lets trainers and engines take turns on the devices that they share; what that did to memory is recorded."""
 
+    engines_asleep = False
+    """Whether the engines have given their memory back and taken none since."""
+
     def sleep_engines(self) -> None:
         """The engines give weights and KV cache back."""
         self._turn("sleep", self._cluster.engines.call(Engine.sleep))
+        self.engines_asleep = True
 
     def wake_trainers(self) -> None:
         """The trainers take their memory back."""
@@ -32,6 +36,7 @@ class Switch(Handover):
 
     def wake_engine_weights(self) -> None:
         """The engines take the memory for weights back."""
+        self.engines_asleep = False
         self._turn("wake_weights", self._cluster.engines.call(Engine.wake_weights))
 
     def sleep_trainers(self) -> None:

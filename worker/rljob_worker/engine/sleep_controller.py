@@ -20,21 +20,26 @@ W = TypeVar("W", bound=WorkerExtension)
 T = TypeVar("T")
 _DISCARD = 2
 """vLLM's sleep level that gives all memory back and keeps nothing: weights come anew from the trainers."""
+_KEEP = 1
+"""The one that copies the weights to host memory."""
 
 
 class SleepController(ABC):
     """One engine's memory; the engine calls it in the order that `states.EngineState` allows, when it is idle."""
 
-    def __init__(self, engine: LLMEngine, drain: Callable[[], None]) -> None:
+    def __init__(self, engine: LLMEngine, drain: Callable[[], None], *, keeps_weights: bool = False) -> None:
         """Take over a built engine.
 
         Args:
             engine: vLLM's engine.
             drain: runs it until its scheduler has forgotten all requests.
+            keeps_weights: nobody sends it any; one that is sent them samples, too.
         """
         self._engine = engine
         self._drain = drain
-        self._on_workers(WorkerExtension.rljob_prepare)
+        self._keeps_weights = keeps_weights
+        if not keeps_weights:
+            self._on_workers(WorkerExtension.rljob_prepare)
 
     @abstractmethod
     def after_warm_up(self) -> None:
@@ -51,6 +56,10 @@ class SleepController(ABC):
     @abstractmethod
     def wake_kv(self) -> EngineWoke:
         """Take the KV cache back."""
+
+    @abstractmethod
+    def wake(self) -> EngineWoke:
+        """Take weights that were kept and the KV cache back."""
 
     def kv_cache_bytes(self) -> int:
         """Size of the KV cache in one worker."""
@@ -102,6 +111,10 @@ class CpuSleepController(SleepController):
         """Its pages come back as they are touched."""
         return EngineWoke(0, self.memory())
 
+    def wake(self) -> EngineWoke:
+        """Likewise."""
+        return EngineWoke(0, self.memory())
+
     def _release_kv_cache(self) -> int:
         self.forget_prefixes()
         return sum(self._on_workers(CpuWorkerExtension.rljob_release_kv_cache))
@@ -118,7 +131,8 @@ class DeviceSleepController(SleepController):
         """Everything, by the devices' free memory; `released_weight_bytes` is the size of parameters and buffers."""
         self.forget_prefixes()
         weights = sum(self._on_workers(DeviceWorkerExtension.rljob_weight_bytes))
-        released = self._freed(lambda: self._engine.sleep(level=_DISCARD))
+        level = _KEEP if self._keeps_weights else _DISCARD
+        released = self._freed(lambda: self._engine.sleep(level=level))
         return EngineSlept(released, weights, self.memory())
 
     def wake_weights(self) -> EngineWoke:
@@ -131,6 +145,12 @@ class DeviceSleepController(SleepController):
     def wake_kv(self) -> EngineWoke:
         """An empty cache."""
         resumed = -self._freed(lambda: self._engine.wake_up(tags=["kv_cache"]))
+        self.forget_prefixes()
+        return EngineWoke(resumed, self.memory())
+
+    def wake(self) -> EngineWoke:
+        """The weights as they were, and an empty cache."""
+        resumed = -self._freed(lambda: self._engine.wake_up())
         self.forget_prefixes()
         return EngineWoke(resumed, self.memory())
 

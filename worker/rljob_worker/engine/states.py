@@ -22,6 +22,7 @@ _ALLOWED: dict[str, dict[EngineState, EngineState]] = {
     "wake_weights": {EngineState.ASLEEP: EngineState.WEIGHTS},
     "receive_weights": {EngineState.WEIGHTS: EngineState.WEIGHTS, EngineState.ACTIVE: EngineState.ACTIVE},
     "wake_kv": {EngineState.WEIGHTS: EngineState.ACTIVE},
+    "wake": {EngineState.ASLEEP: EngineState.ACTIVE},
     "generate": {EngineState.ACTIVE: EngineState.ACTIVE},
     "score": {EngineState.ACTIVE: EngineState.ACTIVE},
 }

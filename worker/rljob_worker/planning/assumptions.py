@@ -32,6 +32,9 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
     distill = spec.algorithm.distill
     if distill is not None and not Path(distill.teacher.path).expanduser().is_dir():
         lines.append("a teacher of the policy's size: algorithm.distill.teacher.path is not here")
+    judge = derived.judge_model(spec)
+    if judge is not None and judge.model is not None and not Path(judge.model.path).expanduser().is_dir():
+        lines.append(f"a judge of the policy's size: judges: {judge.name}: model.path is not here")
     if any(model.moe_layers):
         lines.append("tokens spread evenly over the experts")
     if spec.records.http_port is not None and not is_local_name(spec.records.http_host):

@@ -26,6 +26,7 @@ from rljob_worker.planning.critic import critic_of
 from rljob_worker.planning.engine import engine_memory
 from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
+from rljob_worker.planning.judge import judge_memory
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.planning.tables import GIB, KEPT_FREE, Bytes, MemoryTable, PhaseMemory, used
 from rljob_worker.planning.teacher import kept_bytes, taught_bytes, teacher_of
@@ -101,6 +102,7 @@ class Planner:
             largest_module(manifest),
             adapter_elements=0 if derived.adapters_apart(spec) is None else self.handed_over // size,
         )
+        self._judge = judge_memory(spec, device_bytes, self.engine.weights * job.engine_tp)
         slots = 0 if self._cpu else self.slots
         trainer_communicators = communicator_bytes(spec, job, trainer_groups(model, job))
         self._with_trainer = {"staging slots": slots, "communicators": trainer_communicators, "runtime": runtime}
@@ -108,6 +110,10 @@ class Planner:
         # The slots of a device that both share are the trainer's, and the engine opens them.
         self._always = {name: nbytes + self._with_engine[name] for name, nbytes in self._with_trainer.items()}
         self._always["staging slots"] = slots
+        if self._judge is not None:
+            self._always["runtime"] += runtime
+            if self._cpu:
+                self._always["judge"] = self._judge.weights
         algorithm = get_algorithm(spec.algorithm.name)
         self._updates = derived.updates_per_step(spec)
         self._reference = algorithm.needs_reference(spec.algorithm)
@@ -194,6 +200,7 @@ class Planner:
             ("rollout", asleep | generating),
             ("reward", asleep | generating),
             ("rollout_sleep", asleep | generating),
+            *self._judging(asleep | resting),
             ("wake_up", awake | resting | margin),
         ]
         parts += [(phase, components | resting) for phase, components in self._learning(rank)]
@@ -206,6 +213,13 @@ class Planner:
         ]
         parts += [("eval", asleep | generating)] * (self._spec.evaluation is not None)
         return [PhaseMemory(phase, used(components | self._always)) for phase, components in parts]
+
+    def _judging(self, beside: Bytes) -> list[tuple[str, Bytes]]:
+        """Peaks of a judge's turn, beside what is there while trainer and engine sleep."""
+        if self._judge is None:
+            return []
+        judge = {"judge": self._judge.weights, "judge cache": self._judge.cache}
+        return [(phase, beside | judge) for phase in ("judge_wake", "judge", "judge_sleep")]
 
     def _learning(self, rank: Rank) -> list[tuple[str, Bytes]]:
         """Peaks of the phases of `driver.learn`, without what is there beside the trainer's."""
@@ -250,6 +264,7 @@ class Planner:
         """Peaks of a node's host memory; on cpu the devices' tables are part of it."""
         fixed = {
             "processes": self._processes(len(ranks), self._engines_per_node),
+            "judge": 0 if self._cpu else self._slept(len(ranks)),
             "staging slots": self.slots if self._cpu else 0,
             "backup": 0 if self._cpu else sum(self._backup(rank) for rank in ranks),
             **self._kept(ranks),
@@ -298,7 +313,12 @@ class Planner:
     def _processes(self, trainers: int, engines: int) -> int:
         """Bytes of a node's processes before they hold any tensor, Ray's among them."""
         processes = trainers + engines * (1 if self._job.engine_tp == 1 else 1 + self._job.engine_tp)
-        return processes * PROCESS_BYTES[self._job.kind] + RAY_BYTES
+        judges = 0 if self._judge is None else trainers
+        return (processes + judges) * PROCESS_BYTES[self._job.kind] + RAY_BYTES
+
+    def _slept(self, ranks: int) -> int:
+        """Bytes of the judge's weights in a node's host memory, which each of its processes keeps while it sleeps."""
+        return 0 if self._judge is None else ranks * self._judge.weights
 
     def _backup(self, rank: Rank) -> int:
         """Pinned host memory of the saver on devices: all that it pauses, kept while awake too.

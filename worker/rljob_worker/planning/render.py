@@ -26,6 +26,8 @@ _ORDER = (
     "engine weights",
     "KV cache",
     "engine work",
+    "judge",
+    "judge cache",
     "staging slots",
     "communicators",
     "runtime",

@@ -26,6 +26,7 @@ from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import UserError
 from rljob_worker.flow.turns import total_reward
 from rljob_worker.host.paths import home_expanded
+from rljob_worker.models.judge_model import Said
 from rljob_worker.rewards.builtin import (
     check_args,
     exact,
@@ -37,7 +38,9 @@ from rljob_worker.rewards.builtin import (
 from rljob_worker.rewards.busy_clock import BusyClock
 from rljob_worker.rewards.functions import RewardFailure, Sample, Score
 from rljob_worker.rewards.judge import JudgeSetup, judge_of
+from rljob_worker.rewards.judge_texts import TRIES, seed_of
 from rljob_worker.rewards.match import Match
+from rljob_worker.rewards.model_judge import ModelJudge, Questions
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import check_function
 from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
@@ -81,6 +84,7 @@ class RewardRunner:
         workdir: Path | None = None,
         processes: int | None = None,
         private: Iterable[Path] = (),
+        judge: ModelJudge | None = None,
     ):
         """Check all rewards.
 
@@ -92,8 +96,11 @@ class RewardRunner:
             workdir: working directory of the rewards; default: this process's.
             processes: how many score at once.
             private: folders of the job that no reward reads, wherever they are.
+            judge: the judge whose model the job runs; `questions` has what it is asked.
         """
         sweep()
+        self._judge = judge
+        self._asked: list[_Question] = []
         self._private = tuple(private)
         self._tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
@@ -106,8 +113,8 @@ class RewardRunner:
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._calls = ScoreCalls(self._forget_queued)
         self._clock = BusyClock()
-        self._scorers: dict[str, _Inline | _Isolated] = {}
-        self._known: dict[int, tuple[RewardSpec, list[tuple[Part, _Inline | _Isolated]]]] = {}
+        self._scorers: dict[str, _Scorer] = {}
+        self._known: dict[int, tuple[RewardSpec, list[tuple[Part, _Scorer]]]] = {}
         for where, source, reward, label_key in _rewards(spec):
             for index, part in enumerate(parts_of(reward)):
                 given = None if columns is None else columns.get(source)
@@ -147,6 +154,8 @@ class RewardRunner:
                     members = [of_sample[index] for of_sample in calls]
                     if isinstance(scorer, _Inline):
                         self._score_inline(scorer, members)
+                    elif isinstance(scorer, ModelJudge):
+                        self._ask(scorer, members)
                     else:
                         self._score_isolated(scorer, members)
 
@@ -181,6 +190,34 @@ class RewardRunner:
         self.submit(samples)
         return [result for _, result in self.take_all(deadline)]
 
+    def questions(self) -> Questions | None:
+        """Texts for the judge's model of all that was submitted, in the order of prompts and samples; None:
+        nothing. Called by the thread that submits; nothing is asked twice."""
+        asked, self._asked = sorted(self._asked, key=lambda one: one.place), []
+        return self._questions(asked, 0)
+
+    def _questions(self, asked: Sequence[_Question], count: int) -> Questions | None:
+        """These, of which the judge was asked so many times before."""
+        judge, round_ = self._judge, self._calls.round
+        if judge is None or not asked:
+            return None
+
+        def answer(answers: Sequence[float | Said]) -> Questions | None:
+            found = [judge.verdict(said, last=count + 1 == TRIES) for said in answers]
+            pairs = list(zip(asked, found, strict=True))
+            self._calls.end(
+                [
+                    (one.call, _outcome(one.call, score) if isinstance(score, Score) else score)
+                    for one, score in pairs
+                    if score is not None
+                ],
+                round_,
+            )
+            return self._questions([one for one, score in pairs if score is None], count + 1)
+
+        seeds = [seed_of(self._seed, judge.spec.name, one.key, count) for one in asked]
+        return Questions([one.tokens for one in asked], seeds, judge.writes, answer)
+
     def take_busy_seconds(self) -> float:
         """Wall-clock seconds, since the last call, during which at least one sample was being scored."""
         return self._clock.take()
@@ -197,7 +234,7 @@ class RewardRunner:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _scorers_of(self, reward: RewardSpec) -> list[tuple[Part, _Inline | _Isolated]]:
+    def _scorers_of(self, reward: RewardSpec) -> list[tuple[Part, _Scorer]]:
         known = self._known.get(id(reward))
         if known is None:
             found = []
@@ -210,7 +247,10 @@ class RewardRunner:
             known = self._known[id(reward)] = reward, found
         return known[1]
 
-    def _make_scorer(self, reward: RewardSpec) -> _Inline | _Isolated:
+    def _make_scorer(self, reward: RewardSpec) -> _Scorer:
+        if self._asks_model(reward):
+            assert self._judge is not None
+            return self._judge
         if reward.name == "match":
             match = Match(self._tokenizer)
             return _alone(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
@@ -232,9 +272,13 @@ class RewardRunner:
         )
         return _Isolated(pool, calling is not None and calling.grouped)
 
+    def _asks_model(self, reward: RewardSpec) -> bool:
+        return reward.name == "judge" and judge_of(self._judges, reward).model is not None
+
     def place(self, reward: RewardSpec) -> Place:
         """Place of code with the bounds of this reward; UserError where a path that it names is not there."""
-        key = judge_of(self._judges, reward).endpoint.key_variable if reward.name == "judge" else None
+        endpoint = judge_of(self._judges, reward).endpoint if reward.name == "judge" else None
+        key = None if endpoint is None else endpoint.key_variable
         variables = environment(self._variables, [*reward.environment, *([key] if key else [])])
         files = self._files(reward, variables)
         memory = int(to_number(reward.memory))
@@ -272,7 +316,15 @@ class RewardRunner:
                 "reward.network: false needs a network namespace, which this kernel or container does not allow; "
                 "leave it out, and close the network from outside (a NetworkPolicy)"
             )
-        if reward.python is not None or reward.name == "judge":
+        if self._asks_model(reward):
+            if self._judge is None:
+                name = judge_of(self._judges, reward).name
+                raise UserError(
+                    f"reward.name: judge {name} is a model on the job's own devices, which this command does not "
+                    "start: leave it out here, or give it an endpoint"
+                )
+            self._judge.check(columns)
+        elif reward.python is not None or reward.name == "judge":
             self._callings[reward.model_dump_json()] = check_function(
                 self._setup(reward, columns, label_key, tried=True), self.place(reward)
             )
@@ -351,6 +403,16 @@ class RewardRunner:
                 outcomes.append((call, RewardFailure(f"{type(error).__name__}: {error}")))
         self._calls.end(outcomes, self._calls.round)
 
+    def _ask(self, judge: ModelJudge, calls: list[ScoreCall]) -> None:
+        failed: list[tuple[ScoreCall, RewardResult | RewardFailure]] = []
+        for call, text in zip(calls, self._texts(calls)):
+            try:
+                payload = _payload(call.sample, text)
+                self._asked.append(_Question(call, judge.tokens(payload), payload["key"]))
+            except ValueError as error:
+                failed.append((call, judge.lacks(str(error))))
+        self._calls.end(failed, self._calls.round)
+
     def _score_isolated(self, scorer: _Isolated, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls)
         pairs = list(zip(calls, texts))
@@ -381,6 +443,7 @@ class RewardRunner:
         return [text for text in known if text is not None]
 
     def _forget_queued(self) -> None:
+        self._asked = []
         for scorer in self._scorers.values():
             if isinstance(scorer, _Isolated):
                 for _ in range(scorer.pool.cancel_queued()):
@@ -398,6 +461,23 @@ class _Inline:
 class _Isolated:
     pool: WorkerPool
     batch: bool
+
+
+_Scorer = _Inline | _Isolated | ModelJudge
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    call: ScoreCall
+    tokens: list[int]
+    key: str
+    """Name of the sample, for the seed of an answer."""
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """By prompt, sample and part: in whatever order groups were complete, a judge sees them in this one."""
+        sample = self.call.sample
+        return -1 if sample.ordinal is None else sample.ordinal, sample.index, self.call.part.place
 
 
 def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:

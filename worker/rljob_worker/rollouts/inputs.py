@@ -14,6 +14,7 @@ from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.rewards.group_filter import GroupFilter
 from rljob_worker.rewards.label_check import LabelCheck
+from rljob_worker.rewards.model_judge import ModelJudge
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.turns import World
 from rljob_worker.types import Prompt
@@ -40,5 +41,7 @@ class Inputs:
     """The way that the model takes the data's pictures; None: there are none."""
     teacher_folder: Path | None = None
     """The teacher's checkpoint; None: there is none."""
+    judge: ModelJudge | None = None
+    """The judge whose model the job runs; None: there is none."""
     worlds: Mapping[str, World] = field(default_factory=dict)
     """Environments, by place in the manifest of their source."""

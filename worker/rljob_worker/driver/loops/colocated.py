@@ -7,6 +7,7 @@ from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.rollouts.judging import Judging
 
 
 class ColocatedLoop(Job[Switch]):
@@ -15,6 +16,7 @@ class ColocatedLoop(Job[Switch]):
     def __init__(self, given: Surroundings) -> None:
         calls = PhaseCalls(given.calls, given.clock, given.spec.timeouts)
         super().__init__(given, Generation(calls, given.stop), Switch)
+        self.judging = Judging(given.cluster.judges, calls, given.inputs.rewards, given.records)
 
     @property
     def switch(self) -> Switch:
@@ -40,11 +42,14 @@ class ColocatedLoop(Job[Switch]):
         while self.rollouts.wants_round(step):
             with clock.phase("rollout"):
                 self.rollouts.generate(step)
+            if self.judging.due():
+                self.let_judge()
             with clock.phase("reward"):
                 self.rollouts.collect_rewards()
                 self.rollouts.select(step)
-        with clock.phase("rollout_sleep"):
-            self.switch.sleep_engines()
+        if not self.switch.engines_asleep:
+            with clock.phase("rollout_sleep"):
+                self.switch.sleep_engines()
 
         with clock.phase("wake_up"):
             self.switch.wake_trainers()
@@ -73,3 +78,15 @@ class ColocatedLoop(Job[Switch]):
             with clock.phase("eval"):
                 self.evaluate()
         self.record(step)
+
+    def let_judge(self) -> None:
+        """The engines sleep from here on, and the judge scores in their place."""
+        clock = self.clock
+        with clock.phase("rollout_sleep"):
+            self.switch.sleep_engines()
+        with clock.phase("judge_wake"):
+            self.judging.wake()
+        with clock.phase("judge"):
+            self.judging.score()
+        with clock.phase("judge_sleep"):
+            self.judging.sleep()

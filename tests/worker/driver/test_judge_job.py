@@ -1,0 +1,107 @@
+"""A whole job whose judge takes turns with trainers and engines, killed in its phases and resumed to the same bits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import final_state, finish, manifest, run, start_faulty
+from support.judge_models import own_scores, write_judge
+from support.samples import unless_all
+from support.step_lines import read_steps
+
+from rljob_api.validation import load_manifest
+from rljob_worker.data.special_texts import SpecialTexts
+from rljob_worker.models.trained import trained_model
+from rljob_worker.planning.plan import plan_memory
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+WORDS = list("abcdefghijklm")
+PROMPT = "{{ prompt }} {{ response }}"
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_judge(tmp_path_factory.mktemp("judge") / "model", WORDS, template=None)
+
+
+def job(folder: Path, judge: Path, **spec: Any) -> Path:
+    scorer = {
+        "name": "scorer", "kind": "Score", "model": {"path": str(judge), "kvCacheBytes": 2**26}, "prompt": PROMPT,
+    }  # fmt: skip
+    reward = {"parts": [{"name": "match"}, {"name": "judge", "recordAs": "liked", "weight": 0.1}]}
+    return manifest(folder, **{"reward": reward, "judges": [scorer], "steps": 3} | spec)
+
+
+@pytest.fixture(scope="module")
+def finished(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that went through undisturbed."""
+    folder = tmp_path_factory.mktemp("judged")
+    code, output = run("run", job(folder, judge), "--output", folder / "run")
+    assert code == 0, output
+    return folder / "run"
+
+
+def test_each_step_has_its_turn_and_its_scores_are_the_models(finished: Path, judge: Path) -> None:
+    for record in read_steps(finished):
+        assert list(record["phases"])[:6] == [
+            "rollout", "rollout_sleep", "judge_wake", "judge", "judge_sleep", "reward",
+        ]  # fmt: skip
+        assert record["memory"]["judge-0"]["judge_sleep"]["resident_bytes"] > 0
+        assert record["weights"]["verified"] is True
+    rows = [
+        json.loads(line)
+        for file in sorted((finished / "trajectories").glob("*.jsonl.gz"))
+        for line in gzip.decompress(file.read_bytes()).splitlines()
+    ]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    special = SpecialTexts(tokenizer)
+    texts = [tokenizer(f"{row['prompt']} {special.broken(row['response'])[0]}")["input_ids"] for row in rows]
+    assert len(rows) == 3 * 16
+    for row, expected in zip(rows, own_scores(judge, texts), strict=True):
+        assert row["reward_parts"]["liked"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_it_is_planned(finished: Path, judge: Path) -> None:
+    spec = load_manifest(json.loads((finished / "run.json").read_text())["job"]).spec
+    plan = plan_memory(spec, trained_model(spec.training.backend, finished / "model"))
+    rows = {row.phase: row.components for row in plan.devices[0].phases}
+    assert list(rows)[:7] == ["rollout", "reward", "rollout_sleep", "judge_wake", "judge", "judge_sleep", "wake_up"]
+    weights = (judge / "model.safetensors").stat().st_size
+    assert rows["judge"]["judge"] == pytest.approx(weights, rel=0.1)
+    assert rows["judge"]["judge cache"] == 2**26
+    assert "judge cache" not in rows["actor_train"]
+    # vLLM cannot sleep on cpu.
+    assert rows["actor_train"]["judge"] == rows["judge"]["judge"]
+    without = plan_memory(
+        spec.model_copy(update={"judges": []}), trained_model(spec.training.backend, finished / "model")
+    )
+    assert plan.hosts[0].peak.total > without.hosts[0].peak.total
+
+
+@pytest.mark.parametrize(
+    ("process", "phase"),
+    [
+        ("judge-0", "judge"),
+        *(
+            pytest.param(one, phase, marks=unless_all("a kill of each"))
+            for one in ("driver", "trainer-0", "engine-0", "judge-0")
+            for phase in ("judge_wake", "judge", "judge_sleep")
+            if (one, phase) != ("judge-0", "judge")
+        ),
+    ],
+)
+def test_killed_and_resumed_it_ends_with_the_same_bits(
+    finished: Path, judge: Path, tmp_path: Path, process: str, phase: str
+) -> None:
+    fault = {"do": "kill", "process": process, "phase": phase, "step": 3}
+    code, output = finish(start_faulty(job(tmp_path, judge), tmp_path / "run", fault))
+    assert code != 0, output
+    code, output = run("run", tmp_path / "job.yaml", "--output", tmp_path / "run", "--resume")
+    assert code == 0, output
+    assert final_state(tmp_path / "run", 1) == final_state(finished, 1)

@@ -1,0 +1,282 @@
+"""A vLLM engine that judges texts by a score or in words, by turns on devices that others use too."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from rljob_api import derived
+from rljob_api.json_types import JsonObject
+from rljob_api.spec import JudgeKind, JudgeSpec, Precision, RLJobSpec
+from rljob_worker.devices import check_profile, get_device
+from rljob_worker.devices.kinds import device_kind
+from rljob_worker.engine.platforms import engine_platform
+from rljob_worker.engine.reports import EngineSlept, EngineWoke
+from rljob_worker.engine.states import EngineState, next_state
+from rljob_worker.errors import StopRequested, UserError
+from rljob_worker.models.judge_model import Said
+from rljob_worker.upstream.install import check, install
+from rljob_worker.upstream.patch import Process
+from rljob_worker.upstream.vllm_meeting import meet_in
+
+if TYPE_CHECKING:
+    from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    Params: TypeAlias = PoolingParams | SamplingParams
+    Output: TypeAlias = PoolingRequestOutput | RequestOutput
+
+_BUSY_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 30.0
+_MOST_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeStarted:
+    """A judge that scored its warm-up text."""
+
+    device: str
+    """Identity of its device on its node."""
+
+
+class JudgeEngine:
+    """A judge's model on one device. Nobody sends it weights: while it sleeps they are in host memory.
+
+    The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort` and
+    `busy_seconds` may come from any thread at any time.
+
+    Args:
+        spec: the job's spec as JSON, by alias; one of its judges has a model.
+        model_folder: Hugging Face folder of it, with its tokenizer.
+        max_tokens: of the longest text.
+        device: its device's number on this node; None where vLLM finds it out.
+        folder: of this host's processes, for sockets; None: a temporary one.
+    """
+
+    def __init__(
+        self,
+        spec: JsonObject,
+        *,
+        model_folder: str,
+        max_tokens: int,
+        device: int | None = None,
+        folder: str | None = None,
+    ) -> None:
+        self.spec = RLJobSpec.model_validate(spec)
+        try:
+            check_profile(self.spec.resources.profile.value)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        self._model_folder, self._max_tokens = model_folder, max_tokens
+        self._device, self._folder = device, folder
+        self._lock, self._aborted = threading.Lock(), threading.Event()
+        self._busy = 0.0
+        self.state = EngineState.NEW
+
+    def start(self) -> JudgeStarted:
+        """Load the model and score a text; UserError where vLLM refuses the model or its settings."""
+        with self._operation("start"):
+            kind = device_kind(self.spec.resources).name
+            platform = engine_platform(kind)
+            platform.prepare()
+            check(Process.ENGINE_WORKER, kind)
+            import vllm  # noqa: F401
+
+            install(Process.ENGINE, kind)
+            if self._folder is None:
+                self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-judge-")
+            meet_in(Path(self._folder or self._meeting_place.name))
+            self._engine = _build(self.spec, self._model_folder, self._max_tokens)
+            self._sleep_controller = platform.sleep_controller()(self._engine, self._drain, keeps_weights=True)
+            if self._device is None:
+                (identity,) = self._sleep_controller.devices()
+            else:
+                identity = get_device(self.spec.resources.profile.value, self._device).identity()
+            self._warm_up()
+            self._sleep_controller.after_warm_up()
+            return JudgeStarted(identity)
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[float]:
+        """Score of each text, as the model's only label has it: no activation is applied to it.
+
+        The same texts in the same order give the same bits.
+
+        Args:
+            texts: N lists of at least one token, none longer than `max_tokens`.
+
+        Returns:
+            N numbers; one that the model makes of numbers that are not finite is not finite either.
+
+        Raises:
+            ValueError: a text is empty or too long.
+            StopRequested: `abort` was called.
+        """
+        with self._operation("score"):
+            self._check(texts, self._max_tokens)
+            return self._scores(texts)
+
+    def write(self, texts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Said]:
+        """Answer of a model that writes to each text, of at most the judge's `maxTokens` tokens; bits as of `score`.
+
+        Args:
+            texts: N prompts of at least one token, none longer than `max_tokens` without those of an answer.
+            seeds: of each.
+
+        Raises:
+            ValueError: a text is empty or too long.
+            StopRequested: `abort` was called.
+        """
+        judge = derived.judge_model(self.spec)
+        assert judge is not None
+        with self._operation("score"):
+            self._check(texts, self._max_tokens - judge.max_tokens)
+            return self._written(texts, seeds, judge.max_tokens, judge.temperature)
+
+    def sleep(self) -> EngineSlept:
+        """Give the caches back, and where the device can sleep the weights, of which the host keeps a copy."""
+        with self._operation("sleep"):
+            return self._sleep_controller.sleep()
+
+    def wake(self) -> EngineWoke:
+        """Take all of it back, the weights with their content."""
+        with self._operation("wake"):
+            return self._sleep_controller.wake()
+
+    def shutdown(self, *, process_ends: bool = False) -> None:
+        """Give everything back; idempotent. A running call is aborted.
+
+        Args:
+            process_ends: this process ends next, and takes with it what is its own.
+        """
+        self.abort()
+        if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
+            raise RuntimeError(f"judge: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
+        try:
+            started = self.state not in (EngineState.NEW, EngineState.CLOSED)
+            self.state = EngineState.CLOSED
+            if started and not process_ends:
+                self._engine.engine_core.shutdown()
+        finally:
+            self._lock.release()
+
+    def abort(self) -> None:
+        """End the running `score` at its next step with StopRequested, or the next one when none runs."""
+        self._aborted.set()
+
+    def busy_seconds(self) -> float:
+        """Seconds spent in calls since `start`."""
+        return self._busy
+
+    def _warm_up(self) -> None:
+        judge = derived.judge_model(self.spec)
+        if judge is not None and judge.kind is JudgeKind.SCORE:
+            self._scores([(0, 0)])
+        else:
+            self._written([(0, 0)], [0], 2, 0.0)
+
+    def _check(self, texts: Sequence[Sequence[int]], most: int) -> None:
+        for number, text in enumerate(texts):
+            if not 0 < len(text) <= most:
+                raise ValueError(f"judge: text {number} has {len(text)} tokens; 1 to {most} are taken")
+
+    def _scores(self, texts: Sequence[Sequence[int]]) -> list[float]:
+        from vllm import PoolingParams, PoolingRequestOutput
+
+        params = PoolingParams(task="classify", use_activation=False)
+        found = []
+        for output in self._answers(texts, [params] * len(texts)):
+            assert isinstance(output, PoolingRequestOutput)
+            found.append(float(output.outputs.data.item()))
+        return found
+
+    def _written(
+        self, texts: Sequence[Sequence[int]], seeds: Sequence[int], max_tokens: int, temperature: float
+    ) -> list[Said]:
+        from vllm import RequestOutput, SamplingParams
+
+        params = [SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed) for seed in seeds]
+        found = []
+        for output in self._answers(texts, params):
+            assert isinstance(output, RequestOutput)
+            found.append(Said(output.outputs[0].text, output.outputs[0].finish_reason == "length"))
+        return found
+
+    def _answers(self, texts: Sequence[Sequence[int]], params: Sequence[Params]) -> list[Output]:
+        """vLLM's last output for each text."""
+        for number, (text, own) in enumerate(zip(texts, params, strict=True)):
+            self._engine.add_request(str(number), {"prompt_token_ids": list(text)}, own)
+        found: dict[int, Output] = {}
+        while self._engine.has_unfinished_requests():
+            if self._aborted.is_set():
+                self._engine.abort_request([str(number) for number in range(len(texts)) if number not in found])
+                raise StopRequested
+            for output in self._engine.step():
+                if output.finished:
+                    found[int(output.request_id)] = output
+        return [found[number] for number in range(len(texts))]
+
+    def _drain(self) -> None:
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    @contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        """Serialise, check and change the state, count busy time."""
+        if not self._lock.acquire(timeout=_BUSY_SECONDS):
+            raise RuntimeError(f"judge: {name} while another call is running")
+        try:
+            after = next_state(name, self.state)
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._busy += time.perf_counter() - begin
+            self.state = after
+        finally:
+            self._lock.release()
+
+
+def judge_arguments(spec: RLJobSpec, judge: JudgeSpec, model_folder: str, max_tokens: int) -> dict[str, object]:
+    """Keyword arguments of vLLM's EngineArgs for a judge's model on the job's kind of device."""
+    assert judge.model is not None
+    own = {"memory_fraction": judge.model.memory_fraction, "kv_cache_bytes": judge.model.kv_cache_bytes}
+    rollout = spec.rollout.model_copy(update=own | {"engine_args": {}})
+    arguments = engine_platform(device_kind(spec.resources).name).arguments(
+        spec.model_copy(update={"rollout": rollout})
+    )
+    return arguments | {
+        "model": model_folder,
+        "runner": "pooling" if judge.kind is JudgeKind.SCORE else "generate",
+        "trust_remote_code": False,
+        "dtype": "bfloat16" if spec.training.precision is Precision.BF16 else "float32",
+        "seed": spec.seed & 0xFFFFFFFF,
+        "enforce_eager": True,
+        # A score is of the whole text; questions in words begin alike.
+        "enable_prefix_caching": judge.kind is JudgeKind.CHAT,
+        "max_num_seqs": _MOST_SEQUENCES,
+        "max_model_len": max_tokens,
+        "disable_log_stats": True,
+    }
+
+
+def _build(spec: RLJobSpec, model_folder: str, max_tokens: int) -> LLMEngine:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    judge = derived.judge_model(spec)
+    assert judge is not None
+    try:
+        arguments = judge_arguments(spec, judge, model_folder, max_tokens)
+        return LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(
+            f"spec.judges: {judge.name}: vLLM refuses its model or settings (texts of up to {max_tokens} tokens, "
+            f"memoryFraction, kvCacheBytes): {error}"
+        ) from error
