@@ -18,7 +18,7 @@ from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 WORDS = list("abcdefghijklm")
 PROMPT = "{{ prompt }} {{ response }}"
 
