@@ -694,3 +694,13 @@ def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, sampl
     assert holds(own_samples, given)
     assert holds(on_group, given)
     assert holds(on_policy, given)
+
+
+def test_a_judge_that_scores_may_be_written_with_all_defaults() -> None:
+    """A run's record holds each field of its manifest, and is a manifest itself."""
+    job = load_manifest(manifest(*JUDGE))
+    written = job.model_dump(mode="json", by_alias=True)
+    assert load_manifest(written) == job
+    written["spec"]["judges"][0]["verdict"]["max"] = 5
+    with pytest.raises(ManifestError, match=r"spec.judges\[0\].verdict: .* has no effect"):
+        load_manifest(written)

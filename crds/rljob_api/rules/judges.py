@@ -74,12 +74,19 @@ def _endpoint(endpoint: Any) -> Iterator[Finding]:
         yield Finding(("url",), "is that of one request", "the address before it, like http://judge:8000/v1")
 
 
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether a value, of a manifest that may say all defaults as a run's record does, is the default."""
+    if isinstance(default, VerdictSpec):
+        return all(getattr(value, name) == getattr(default, name) for name in VerdictSpec.model_fields)
+    return bool(value == default)
+
+
 def _judge(judge: Any) -> Iterator[Finding]:
     unused = {} if judge.model is None else dict.fromkeys(_OF_REQUESTS, "no server is asked")
     if judge.kind == JudgeKind.SCORE:
         unused |= dict.fromkeys(_OF_CHAT, "a model that gives a number is not asked for words")
     for name, why in unused.items():
-        if getattr(judge, name) != JudgeSpec.model_fields[name].get_default():
+        if not _is_default(getattr(judge, name), JudgeSpec.model_fields[name].get_default()):
             yield Finding((JudgeSpec.model_fields[name].alias or name,), f"has no effect: {why}", "leave it out")
     if judge.kind == JudgeKind.SCORE:
         return

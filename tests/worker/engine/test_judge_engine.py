@@ -60,7 +60,8 @@ def test_words_are_those_of_transformers_and_stay_so_over_a_sleep(tmp_path: Path
     draw = random.Random(4)
     texts = [[draw.randrange(6, 46) for _ in range(draw.randint(1, LONGEST - 8))] for _ in range(16)]
     answer = asked(spec_of(folder, kind="Chat", maxTokens=8), folder, texts)
-    assert [one["text"] for one in answer["first"]] == own_answers(folder, texts, 8)
+    # vLLM writes the blank before an answer's first word, too.
+    assert [one["text"].strip() for one in answer["first"]] == own_answers(folder, texts, 8)
     assert answer["again"] == answer["first"]
     assert answer["too_long"] == f"judge: text 0 has {LONGEST + 1} tokens; 1 to {LONGEST - 8} are taken"
 
