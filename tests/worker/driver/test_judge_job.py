@@ -63,7 +63,10 @@ def test_each_step_has_its_turn_and_its_scores_are_the_models(finished: Path, ju
     special = SpecialTexts(tokenizer)
     texts = [tokenizer(f"{row['prompt']} {special.broken(row['response'])[0]}")["input_ids"] for row in rows]
     assert len(rows) == 3 * 16
-    for row, expected in zip(rows, own_scores(judge, texts), strict=True):
+    scores = own_scores(judge, texts)
+    # No two are alike, so that none can have gone to another sample unseen.
+    assert len({round(score, 3) for score in scores}) > 40
+    for row, expected in zip(rows, scores, strict=True):
         assert row["reward_parts"]["liked"] == pytest.approx(expected, abs=1e-5)
 
 
