@@ -92,7 +92,7 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an observation closes the turn in which it stands",
         f"{_WORKER}/data/turns.py",
-        "        texts = [self._unspecial(one) for one in observed]\n",
+        "        texts = [self.special.broken(one) for one in observed]\n",
         "        texts = [(one, 0) for one in observed]\n",
         f"{_DELTAS} -k special_token",
     ),

@@ -51,7 +51,9 @@ class Observations:
         Raises:
             ValueError: the chat template takes no such conversation.
         """
-        shown = [{"role": role, "content": self._renderer.special.broken(self._cut(text))[0]} for role, text in messages]
+        shown = [
+            {"role": role, "content": self._renderer.special.broken(self._cut(text))[0]} for role, text in messages
+        ]
         try:
             return self._renderer.first(shown)
         except Exception as error:
