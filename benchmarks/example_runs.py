@@ -15,7 +15,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.records.steps import read_steps
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SECONDS = 900
+SECONDS = 3600
 
 
 def run_example(example: str, folder: Path, name: str, settings: Sequence[str]) -> list[StepRecord]:
