@@ -33,7 +33,7 @@ STEP_METRICS = frozenset(
         *(f"rollout/episodes/failures/{of}" for of in ("data", "infra", "replay")),
         *(f"rollout/episodes/finish/{of}" for of in ("environment", "turns", "length", "failed")),
         *(f"perf/{of}_time" for of in (*PHASES, "step", "other", "switch", "train_wait")),
-        *("perf/rollout_tail_share", "perf/trainer_bubble", "perf/engine_bubble"),
+        *("perf/rollout_tail_share", "perf/trainer_bubble", "perf/engine_bubble", "perf/train_imbalance"),
         *(f"perf/env_{what}_time/{of}" for what in ("reset", "step") for of in ("mean", "p99", "max")),
     }
 )

@@ -285,6 +285,8 @@ class StepMetrics:
     log_probs: TokenLogProbs | None = None
     """The trainer's before the step's updates, of the samples that were asked for and this rank was dealt; None: none,
     or another rank reports them."""
+    imbalance: float | None = None
+    """Work of the step that all ranks wait for, in that of the mean rank, by its plan; None: one has all samples."""
 
 
 class EngineReport(TypedDict):

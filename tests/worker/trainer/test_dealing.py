@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.cost import pair_cost
-from rljob_worker.trainer.dealing import FULL_ROW, Dealing, deal, plan_update
+from rljob_worker.trainer.dealing import FULL_ROW, Dealing, Plan, deal, plan_update
 from rljob_worker.types import IntArray
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
@@ -83,7 +83,9 @@ def test_ranks_lose_little_by_waiting(name: str, lockstep: bool) -> None:
     ranks = range(dealing.parts)
     work = np.array([[dealing.costs(lengths[row]).sum() for row in plan_update(lengths, dealing, r)] for r in ranks])
     waited, most = (work.max(0).sum(), 1.05) if lockstep else (work.sum(1).max(), 1.02)
-    assert waited / (work.sum() / dealing.parts) <= most
+    lost = waited / (work.sum() / dealing.parts)
+    assert lost <= most
+    assert Plan(lengths, dealing.costs(lengths), dealing).imbalance == pytest.approx(lost)
 
 
 def test_skewed_lengths_fill_few_rows() -> None:

@@ -165,7 +165,7 @@ def test_nothing_is_planned_of_prompts_too_short_to_share(
     if dealing.may_share(int(update.prompts.max())):
         return
     for part in range(parts):
-        rows = plan_sharing(update, dealing, part)
+        rows, _ = plan_sharing(update, dealing, part)
         assert [row.tolist() for row, _ in rows] == [row.tolist() for row in plan_update(update.lengths, dealing, part)]
         assert all(sizes is None for _, sizes in rows)
 

@@ -275,7 +275,10 @@ class Job(ABC, Generic[H]):
             times = {} if step.environments is None else step.environments.metrics()
             self._records.metrics(episode_metrics(step.groups) | times | given_back)
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
-        self._records.metrics(step.trained[0].metrics)
+        first = step.trained[0]
+        self._records.metrics(first.metrics)
+        if first.imbalance is not None:
+            self._records.metrics({"perf/train_imbalance": first.imbalance})
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})
 
     def record(self, step: Step) -> None:

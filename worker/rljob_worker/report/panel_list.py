@@ -95,6 +95,7 @@ _SAMPLING = (
     Panel("Lanes that wait", SHARE, {
         "perf/trainer_bubble": "trainers", "perf/engine_bubble": "engines",
     }),
+    Panel("Work of the trainer that all wait for", "that of the mean trainer: 1", {"perf/train_imbalance": "planned"}),
     Panel("Guesses of speculative decoding", SHARE, {"rollout/drafts/acceptance": "accepted"}),
     Panel("Tokens guessed by speculative decoding", "tokens", {
         "rollout/drafts/proposed": "proposed", "rollout/drafts/accepted": "accepted",
@@ -105,6 +106,9 @@ _EPISODES = (
     Panel("Episodes that reached their goal", SHARE, {"rollout/episodes/success": "of those that ended"}),
     Panel("Turns of an episode", "turns", {
         "rollout/episodes/turns/mean": "mean", "rollout/episodes/turns/max": "most",
+    }),
+    Panel("Streams of an episode", "streams", {
+        "rollout/episodes/streams/mean": "mean", "rollout/episodes/streams/max": "most",
     }),
     Panel("What ended the episodes", SHARE, {
         "rollout/episodes/finish/environment": "the environment", "rollout/episodes/finish/turns": "number of turns",

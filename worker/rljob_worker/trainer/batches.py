@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rljob_worker.trainer.dealing import Dealing, plan_update
+from rljob_worker.trainer.dealing import Dealing, Plan
 from rljob_worker.trainer.sharing import Prompts, plan_sharing, segments_of
 from rljob_worker.types import BatchPictures, ExpertArray, IntArray, TrainBatch
 
@@ -308,6 +308,8 @@ class Update:
     """Response tokens of the whole update, over all ranks: the denominator of token means."""
     num_sequences: int
     """Streams of the whole update, over all ranks: as many as samples, but where an agent opened further ones."""
+    imbalance: float = 1.0
+    """See `dealing.Plan`."""
 
 
 def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Dealing, part: int) -> list[Update]:
@@ -324,9 +326,11 @@ def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Deali
         raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {samples} samples")
     updates, start = [], 0
     for stop in packed.sample_ends[size - 1 :: size].tolist():
+        micro_batches, imbalance = _micro_batches(packed, np.arange(start, stop), dealing, part)
         updates.append(
             Update(
-                micro_batches=_micro_batches(packed, np.arange(start, stop), dealing, part),
+                micro_batches=micro_batches,
+                imbalance=imbalance,
                 num_tokens=int(packed.responses[start:stop].sum()),
                 num_sequences=stop - start,
             )
@@ -335,10 +339,14 @@ def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Deali
     return updates
 
 
-def _micro_batches(packed: PackedBatch, samples: IntArray, dealing: Dealing, part: int) -> list[MicroBatch]:
+def _micro_batches(
+    packed: PackedBatch, samples: IntArray, dealing: Dealing, part: int
+) -> tuple[list[MicroBatch], float]:
     lengths = packed.inputs[samples]
     if not dealing.may_share(int(packed.prompts(samples).max())):
-        return [packed.micro_batch(samples[row]) for row in plan_update(lengths, dealing, part)]
+        plan = Plan(lengths, dealing.costs(lengths), dealing)
+        return [packed.micro_batch(samples[row]) for row in plan.ranks[part]], plan.imbalance
     groups = [group - samples[0] for group in packed.groups(samples)]
     prompts = Prompts(lengths, packed.prompts(samples), packed.responses[samples], groups)
-    return [packed.micro_batch(samples[row], sizes) for row, sizes in plan_sharing(prompts, dealing, part)]
+    rows, imbalance = plan_sharing(prompts, dealing, part)
+    return [packed.micro_batch(samples[row], sizes) for row, sizes in rows], imbalance

@@ -101,6 +101,11 @@ class Plan:
             self.ranks = min([self.ranks, *self._rows_alike(self.ranks)], key=self._slowest)
         self.waited_for = self._slowest(self.ranks)
 
+    @property
+    def imbalance(self) -> float:
+        """Work that all ranks wait for, in that of the mean rank: 1 where none waits for another."""
+        return self.waited_for * self._dealing.parts / float(self._costs.sum())
+
     def _ranks_even(self) -> list[Rows]:
         """Rows of each rank: first ranks are dealt equal work, then the rows of each."""
         shares = deal(self._costs, self._dealing.parts)

@@ -41,8 +41,9 @@ class _Unit:
     cost: float
 
 
-def plan_sharing(update: Prompts, dealing: Dealing, part: int) -> list[SharedRow]:
-    """Rows of data-parallel rank `part`, as `dealing.plan_update` has them, with shared prompts where these pay.
+def plan_sharing(update: Prompts, dealing: Dealing, part: int) -> tuple[list[SharedRow], float]:
+    """Rows of data-parallel rank `part`, as `dealing.plan_update` has them, with shared prompts where these pay; and
+    `Plan.imbalance`.
 
     Groups are whole, or in 2, 4, ... parts each of which shares its prompt: the fewest of those with the least work for
     the slowest rank. Where that is no less than without, nothing is shared, and the rows are those of `plan_update`.
@@ -62,8 +63,8 @@ def plan_sharing(update: Prompts, dealing: Dealing, part: int) -> list[SharedRow
             break
         pieces *= 2
     if chosen is None:
-        return [(row, None) for row in best.ranks[part]]
-    return [_row([chosen[index] for index in row]) for row in best.ranks[part]]
+        return [(row, None) for row in best.ranks[part]], best.imbalance
+    return [_row([chosen[index] for index in row]) for row in best.ranks[part]], best.imbalance
 
 
 def _row(units: Sequence[_Unit]) -> SharedRow:

@@ -525,4 +525,7 @@ class Trainer:
         }
         if fault is not None:
             detail["reason"] = f"update {len(results)} of {len(updates)}: {fault}"
-        return StepMetrics(metrics, fault is None, detail)
+        imbalance = None
+        if self._backend.layout.samples > 1:
+            imbalance = sum(update.imbalance for update in updates) / len(updates)
+        return StepMetrics(metrics, fault is None, detail, imbalance=imbalance)
