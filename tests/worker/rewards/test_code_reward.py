@@ -30,7 +30,7 @@ from rljob_api.spec import SandboxSpec
 from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.kernel import Kernel
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.code_tests import program_of, same_output, same_value
+from rljob_worker.rewards.code_tests import call_cases, program_of, same_output, same_value
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.sandbox import namespaces
@@ -231,6 +231,12 @@ def test_the_last_closed_block_of_python_is_the_program(response: str, program: 
 )  # fmt: skip
 def test_values_are_compared_by_what_they_are(got: Any, expected: Any, same: bool) -> None:
     assert same_value(got, expected) is same
+
+
+@pytest.mark.parametrize("expected", [float("nan"), [1, float("nan")], {"a": float("nan")}, "NaN"])
+def test_an_output_that_is_missing_is_no_test(expected: object) -> None:
+    with pytest.raises(ValueError, match="an output is NaN, which tables have for a value that is missing"):
+        call_cases({"inputs": ["1"], "outputs": [expected], "fn_name": "f"}, None)
 
 
 def test_outputs_are_compared_but_for_white_space_at_ends() -> None:

@@ -92,8 +92,8 @@ def _call_case(name: str, given: object, expected: object) -> CallCase:
         given = [_json(line, "a line of an input") for line in given.splitlines()]
         expected = _json(expected, "an output") if isinstance(expected, str) else expected
     if _holds_nan(expected):
-        # What a table has where a value is missing; a result could never be known to be right.
-        raise ValueError("an output is NaN, which no value is equal to")
+        # Tables have it where a value is missing: a program that returns NaN for a mistake would be right.
+        raise ValueError("an output is NaN, which tables have for a value that is missing")
     if not isinstance(given, list | Mapping):
         raise ValueError("an input is neither a list of arguments, nor a mapping, nor lines of JSON")
     args, kwargs = ([], dict(given)) if isinstance(given, Mapping) else (given, {})
