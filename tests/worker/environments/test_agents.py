@@ -146,6 +146,7 @@ def test_a_page_of_a_stranger_is_not_answered(make_hosts: MakeHosts) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.2}, "temperature: .* environment.agent.ignore, which spec.rollout.temperature says"),
     ({"seed": 3}, "seed: .*environment.agent.ignore"),
+    ({"presence_penalty": 0.1}, "presence_penalty: this endpoint does not take it: leave it out"),
     ({"n": 2}, "n: this endpoint does not take it: leave it out"),
     ({"tools": [{"type": "function"}]}, "tools: this endpoint does not take it"),
     ({"messages": []}, "messages: a list of one or more"),
@@ -167,6 +168,7 @@ def test_a_request_that_cannot_be_kept_is_refused_by_name(make_hosts: MakeHosts)
 
 def test_fields_that_are_named_are_left_alone(make_hosts: MakeHosts) -> None:
     request = {"temperature": 0.2, "max_tokens": 5, "n": 1, "tools": [], "logprobs": False, "stop": None}
+    request |= {"presence_penalty": 0.0, "response_format": {"type": "text"}}
     hosts = make_hosts(agent("refused", "temperature", "max_tokens", requests=[request]), deterministic=False)
     assert began(hosts).observation == "one"
 

@@ -206,6 +206,28 @@ def test_an_agent_that_fails_before_its_first_call_ends_its_episode(samples: int
     assert sum(int(one.mask.sum()) for update in updates for one in update.micro_batches) == len(batch.advantages)
 
 
+@pytest.mark.parametrize("most", [3, 200])
+def test_a_first_call_that_is_none_of_the_template_s_or_too_long_ends_its_episode(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(self: Conversations, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        if most == 200:
+            raise ValueError("the chat template takes no conversation of robot")
+        return self.first(messages[0][1])
+
+    monkeypatch.setattr(Conversations, "conversation", refusing)
+    made = AgentLoop(Random(0), Budget(8, 2, most))
+    begun_with_rows(made, [5])
+    assert len(made.submitted) == 1
+    (group,) = made.groups.groups
+    said = "no conversation of robot" if most == 200 else "leaves no room for an answer"
+    assert all(said in str(one.turns[-1].error) for one in group.episodes)
+    times = made.growth.turns.take_times()
+    assert times is not None
+    assert times.failures[FailureKind.DATA] == 2
+    assert not made.hosts.open
+
+
 @pytest.mark.parametrize("error_reward", [None, 0.0])
 def test_an_agent_that_fails_before_its_first_call_fails_the_job(error_reward: float | None) -> None:
     """With onError: Fail, or where more fail than the share."""

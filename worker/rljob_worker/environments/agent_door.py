@@ -32,7 +32,10 @@ _STACK_BYTES = 2**20
 _POLL_SECONDS = 0.05
 """For the end of the process, which waits for it."""
 _TAKEN = frozenset({"messages", "model", "stream", "stream_options", "user", "metadata", "store"})
-_HARMLESS: Mapping[str, object] = {"n": 1, "logprobs": False, "parallel_tool_calls": True, "tools": [], "stop": []}
+_HARMLESS: Mapping[str, object] = {
+    "n": 1, "logprobs": False, "parallel_tool_calls": True, "tools": [], "stop": [], "frequency_penalty": 0,
+    "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"},
+}  # fmt: skip
 """Values that change nothing."""
 _IGNORABLE = frozenset(one.value for one in AgentField)
 _SAID_ELSEWHERE = {

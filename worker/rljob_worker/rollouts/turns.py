@@ -161,7 +161,8 @@ class Turns:
                 self._fail(live, answer)
         for one in wanted:
             if len(openings := begun[one.ordinal]) == samples and one.ordinal not in self._given_back:
-                groups.put(one.prompt, self._opened(one, [openings[sample] for sample in range(samples)], version))
+                began = [openings[sample] for sample in range(samples)]
+                groups.put(one.prompt, self._opened(groups, one, began, version))
 
     def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
         """Requests that engines get to go on with a group."""
@@ -345,7 +346,7 @@ class Turns:
                 f"environment of {live.prompt.environment}, seed {live.prompt.seed}, step {turns}: its observation is "
                 "empty, and spec.episodes.before and .after are no tokens: a turn has to append something"
             )
-            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, empty))
+            return self._after(live, episode, self._wrong(empty))
         end = world.budget.next(tokens + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.observed(turn, ids)
 
@@ -364,32 +365,50 @@ class Turns:
                 before, ids = 0, world.observations.conversation(call.messages)
         except ValueError as error:
             wrong = f"agent of {live.prompt.environment}, row {live.prompt.uid}: {error}"
-            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, wrong))
+            return self._after(live, episode, self._wrong(wrong))
         end = world.budget.next(before + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.called(turn, ids, call.stream)
 
+    def _wrong(self, text: str) -> EnvironmentFailure:
+        """A failure by what an environment said, which its hosts have not counted."""
+        self._times.failures[FailureKind.DATA] += 1
+        return EnvironmentFailure(FailureKind.DATA, text)
+
     def _ends_at_once(self, live: _Live, failure: EnvironmentFailure) -> bool:
-        """Whether a sample whose environment did not begin has ended by that, as one has where a step fails."""
+        """Whether a sample whose environment did not begin has ended by that, as one has where a step fails.
+
+        Its hosts have given it up.
+        """
         counted = failure.kind is FailureKind.DATA and live.world.error_reward is not None
         if not counted or not live.prompt.token_ids:
             return False
-        # Its hosts have given it up.
         self._forget(live)
         return True
 
-    def _opened(self, one: Beginning, openings: Sequence[Began | EnvironmentFailure], version: int) -> Group:
+    def _opened(
+        self, groups: OpenGroups, one: Beginning, openings: Sequence[Began | EnvironmentFailure], version: int
+    ) -> Group:
         """A group as its environments began; of one that failed there is the row's prompt, as far as it has room."""
+        assert one.prompt.environment is not None
+        world = self._worlds[one.prompt.environment]
         starts: list[tuple[Opening, Sequence[int]]] = []
         ended: dict[int, Turn] = {}
         for sample, began in enumerate(openings):
             if isinstance(began, Began):
-                starts.append((_opening(one.prompt, began), self._first(one.prompt, began)))
-                continue
-            assert one.prompt.environment is not None
-            world = self._worlds[one.prompt.environment]
+                try:
+                    starts.append((_opening(one.prompt, began), self._first(one.prompt, began)))
+                    continue
+                except JobError as error:
+                    live = self._by_sample[groups, one.ordinal, sample]
+                    failure = self._wrong(str(error))
+                    live.world.hosts.end(live.key)
+                    if began.call is None or not self._ends_at_once(live, failure):
+                        raise
+            else:
+                failure = began
             assert world.error_reward is not None
             starts.append((Opening(one.prompt.seed, ""), one.prompt.token_ids[: world.budget.max_tokens]))
-            ended[sample] = Turn("", "", world.error_reward, True, {}, began.text)
+            ended[sample] = Turn("", "", world.error_reward, True, {}, failure.text)
         group = Group.opened(one.ordinal, one.prompt, starts, one.seed, version)
         return group.with_episodes(group.episodes[sample].not_begun(turn) for sample, turn in ended.items())
 
