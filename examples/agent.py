@@ -4,8 +4,9 @@ from typing import Any
 
 from openai import OpenAI
 
-# Made once in a process: a client of its own for each episode would take longer than its calls.
-CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="-", max_retries=0)
+# Made once in a process: a client of its own for each episode would take longer than its calls. A call waits for all
+# answers of its turn, and one that its client gives up fails the episode.
+CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="-", timeout=None, max_retries=0)
 
 
 def play(*, base_url: str, token: str, row: dict[str, Any], forget: bool = False) -> dict[str, float]:

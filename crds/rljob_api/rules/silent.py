@@ -104,6 +104,16 @@ def _bounds_of_episodes(spec: Any) -> Iterator[Finding]:
         yield Finding(("data", "maxPromptTokens"), wrong, f"less than episodes.maxTokens, {episodes.max_tokens}")
 
 
+def _unspoken(spec: Any) -> Iterator[Finding]:
+    """A system prompt beside an agent, which sends messages of its own."""
+    for sources in (data_sources(spec), held_out_sources(spec)):
+        for place, source in sources:
+            agent = source.environment is not None and source.environment.agent is not None
+            if agent and source.chat is not None and source.chat.system is not None:
+                wrong = "has no effect: the policy reads the messages of the agent alone"
+                yield Finding((*parts_of(place), "chat", "system"), wrong, "leave it out with environment.agent")
+
+
 def _pixels(spec: Any) -> Iterator[Finding]:
     if spec.model.max_pixels is not None and next(pictures(spec), None) is None:
         yield Finding(("model", "maxPixels"), "has no effect: no data have pictures", "only with data.imageKey")
@@ -161,7 +171,7 @@ SILENT_CHECKS: dict[type, tuple[Check, ...]] = {
     ),
     RewardSpec: (_judged,),
     VerdictSpec: (_verdict,),
-    RLJobSpec: (_python_alone, _around_observations, _bounds_of_episodes, _pixels, _columns, _steps),
+    RLJobSpec: (_python_alone, _around_observations, _bounds_of_episodes, _unspoken, _pixels, _columns, _steps),
     EvaluationSpec: (
         _unless(EvaluationSpec, lambda e: e.temperature > 0, "with temperature 0", "a temperature above 0", "top_p"),
     ),

@@ -126,6 +126,18 @@ def returns(*, base_url: str, token: str, row: dict[str, Any], value: Any) -> An
     return value
 
 
+def reads(*, base_url: str, token: str, row: dict[str, Any]) -> float:
+    """Read YAML out of an answer, by the parser in C."""
+    import yaml
+
+    answer = _asked(base_url, token, [_user("one")])
+    try:
+        yaml.load(answer, yaml.CSafeLoader)
+    except yaml.YAMLError:
+        return 0.0
+    return 1.0
+
+
 def other_parameters(url: str) -> float:
     """Cannot be called as an agent is."""
     return 0.0

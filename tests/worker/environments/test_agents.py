@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from environment_hosts import MakeHosts
 
+from rljob_worker.environments.agent import Agent
+from rljob_worker.environments.agent_door import Call
 from rljob_worker.environments.base import AgentSource, Answer, Began, EnvironmentFailure, FailureKind, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
@@ -142,6 +146,7 @@ def test_a_page_of_a_stranger_is_not_answered(make_hosts: MakeHosts) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.2}, "temperature: .* environment.agent.ignore, which spec.rollout.temperature says"),
     ({"seed": 3}, "seed: .*environment.agent.ignore"),
+    ({"presence_penalty": 0.1}, "presence_penalty: this endpoint does not take it: leave it out"),
     ({"n": 2}, "n: this endpoint does not take it: leave it out"),
     ({"tools": [{"type": "function"}]}, "tools: this endpoint does not take it"),
     ({"messages": []}, "messages: a list of one or more"),
@@ -163,6 +168,7 @@ def test_a_request_that_cannot_be_kept_is_refused_by_name(make_hosts: MakeHosts)
 
 def test_fields_that_are_named_are_left_alone(make_hosts: MakeHosts) -> None:
     request = {"temperature": 0.2, "max_tokens": 5, "n": 1, "tools": [], "logprobs": False, "stop": None}
+    request |= {"presence_penalty": 0.0, "response_format": {"type": "text"}}
     hosts = make_hosts(agent("refused", "temperature", "max_tokens", requests=[request]), deterministic=False)
     assert began(hosts).observation == "one"
 
@@ -240,3 +246,29 @@ def test_a_process_holds_many_agents_within_its_memory(make_hosts: MakeHosts) ->
         hosts.begin(key, 0, {})
     answers = taken(hosts)
     assert [type(answers[key]) for key in range(150)] == [Began] * 150, answers
+
+
+def test_an_agent_that_gives_a_call_up_fails() -> None:
+    """Its client asks again, or something else: what the policy says to this call is read by nobody."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # As the door's connections have it.
+        ours.settimeout(60.0)
+        call = Call([("user", "one")], ours)
+        assert not call.given_up()
+        door: Any = SimpleNamespace()
+        agent = Agent(door)
+        assert agent._asked(call) == "one"
+        theirs.close()
+        assert call.given_up()
+        with pytest.raises(ValueError, match="the agent gave up a call before it was answered"):
+            agent.step("an answer")
+
+
+def test_an_agent_may_read_what_is_nested_deeply(make_hosts: MakeHosts) -> None:
+    """A policy repeats itself; with a small stack a parser in C would end the process."""
+    hosts = make_hosts(agent("reads"), deterministic=False)
+    began(hosts)
+    last = stepped(hosts, "[" * 5000)
+    assert isinstance(last, Stepped), last
+    assert (last.reward, last.done) == (0.0, True)

@@ -152,6 +152,12 @@ def test_an_agent_that_cannot_begin_is_refused_by_its_row(tmp_path: Path) -> Non
     made, tokenizer, first = prompted(agent_spec(f"{cases}:openai_client", maxTokens=7), tmp_path / "long")
     with pytest.raises(UserError, match=r"^spec.episodes.maxTokens: 7, and the first call of spec.data.*; allowed: 9"):
         made.worlds(tokenizer, tmp_path, first)
+    made, tokenizer, first = prompted(agent_spec(maxObservationTokens=1), tmp_path / "cut")
+    with pytest.raises(
+        UserError,
+        match=r"^spec.episodes.maxObservationTokens: 1, and messages\[0\] \(user\) of .* has 2 tokens: .*; allowed: 2",
+    ):
+        made.worlds(tokenizer, tmp_path, first)
     made, tokenizer, first = prompted(agent_spec(f"{cases}:silent"), tmp_path / "silent")
     with pytest.raises(UserError, match=r"^spec.data.environment: row .*before it called the policy"):
         made.worlds(tokenizer, tmp_path, first)

@@ -96,6 +96,14 @@ def test_the_trainers_numbers_come_to_the_samples_that_they_trained_on(tokenizer
     assert [one.trainer for one in joined][2] == [-1.0, -2.25, -3.0]
 
 
+def test_numbers_of_trainers_that_are_not_finite_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    """An update that was refused for that: the file stays one that can be read."""
+    kept = choose([group(3, [[5, 6], [7]])], RecordsSpec(), 1)
+    of_rank = TokenLogProbs(np.array([0, 1]), np.array([2, 1]), np.array([-1, np.nan, -1.5], np.float32))
+    joined = with_trainers(tokens_of(kept, tokenizer), kept, [StepMetrics(log_probs=of_rank)])
+    assert [one.differences for one in joined] == [None, [-0.5]]
+
+
 def test_tokens_of_two_streams_are_in_the_order_of_turns(tokenizer: PreTrainedTokenizerBase) -> None:
     def answer(ids: list[int], value: float) -> Generation:
         return Generation(np.array(ids), np.full(len(ids), value, np.float32), "stop")

@@ -19,13 +19,15 @@ from rljob_api.spec import RewardSpec
 from rljob_worker.cli.samples import sample_text
 from rljob_worker.driver.replay import asked_spans
 from rljob_worker.environments.base import AgentCall, Answer, Began, EnvironmentFailure, FailureKind, Stepped
+from rljob_worker.errors import JobError
 from rljob_worker.flow import Decision, Episode, Finish, Group, TokenStream
 from rljob_worker.flow.episode import stream_seed
 from rljob_worker.flow.turns import Budget, Opening, Turn, TurnEnd
 from rljob_worker.rollouts import growth as loop
 from rljob_worker.rollouts.batch import episode_metrics, train_batch
+from rljob_worker.rollouts.rows import turn_rows
 from rljob_worker.rollouts.step import Step
-from rljob_worker.rollouts.turns import World
+from rljob_worker.rollouts.turns import Beginning, World
 from rljob_worker.trainer.batches import PackedBatch, plan_step
 from rljob_worker.trainer.dealing import Dealing
 from rljob_worker.types import Generation, Prompt, RewardResult
@@ -170,6 +172,75 @@ def test_agents_that_fail_are_of_the_class_that_their_host_says() -> None:
     assert Counter(one.finish is Finish.FAILED for one in group.episodes)[True] == 1
     assert made.growth.turns.take_given_back() == [1]
     assert not made.hosts.open
+
+
+def begun_with_rows(made: AgentLoop, seeds: Sequence[int]) -> None:
+    """Groups of rows, whose prompts have tokens that no agent uses."""
+    for place, seed in enumerate(seeds):
+        prompt = Prompt(
+            f"s/{seed}", "s", "row", (7, 8, 9), None, RewardSpec(name="match"), environment=PLACE, seed=seed
+        )
+        made.growth.begin(made.groups, [Beginning(place, prompt, 100 * place)], 2, 3)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_agent_that_fails_before_its_first_call_ends_its_episode(samples: int) -> None:
+    made = AgentLoop(Random(0), Budget(8, 4, 200), fails={5: (0, FailureKind.DATA, samples)})
+    begun_with_rows(made, [5, 6])
+    scored = [one[0].ordinal for one in made.submitted]
+    assert scored == ([0] if samples == 2 else []), "one that has no other sample goes to its rewards at once"
+    made.grow()
+    assert sorted(one[0].ordinal for one in made.submitted) == [0, 1]
+    failed = [one for one in made.groups[0].episodes if one.finish is Finish.FAILED]
+    assert len(failed) == samples
+    for one in failed:
+        assert (one.stream.ids.tolist(), one.sampled_length, one.text) == ([7, 8, 9], 0, "")
+        assert [(turn.error, turn.reward) for turn in one.turns] == [("seed 5 fails", 0.0)]
+        assert turn_rows(one)[0]["tokens"] == 0
+    groups = made.groups.groups
+    assert Group.from_json(json.loads(json.dumps(groups[0].as_json()))) == replace(groups[0], prompt_uid="")
+    assert not made.hosts.open
+    batch = train_batch(groups, np.arange(1.0, 5.0, dtype=np.float32))
+    updates = plan_step(PackedBatch(batch), 2, Dealing(10**6), 0)
+    assert [update.num_tokens for update in updates] == [sum(group.lengths) for group in groups]
+    assert sum(int(one.mask.sum()) for update in updates for one in update.micro_batches) == len(batch.advantages)
+
+
+@pytest.mark.parametrize("most", [3, 200])
+def test_a_first_call_that_is_none_of_the_template_s_or_too_long_ends_its_episode(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(self: Conversations, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        if most == 200:
+            raise ValueError("the chat template takes no conversation of robot")
+        return self.first(messages[0][1])
+
+    monkeypatch.setattr(Conversations, "conversation", refusing)
+    made = AgentLoop(Random(0), Budget(8, 2, most))
+    begun_with_rows(made, [5])
+    assert len(made.submitted) == 1
+    (group,) = made.groups.groups
+    said = "no conversation of robot" if most == 200 else "leaves no room for an answer"
+    assert all(said in str(one.turns[-1].error) for one in group.episodes)
+    times = made.growth.turns.take_times()
+    assert times is not None
+    assert times.failures[FailureKind.DATA] == 2
+    assert not made.hosts.open
+
+
+@pytest.mark.parametrize("error_reward", [None, 0.0])
+def test_an_agent_that_fails_before_its_first_call_fails_the_job(error_reward: float | None) -> None:
+    """With onError: Fail, or where more fail than the share."""
+    made = AgentLoop(Random(0), Budget(8, 4, 200), fails={5: (0, FailureKind.DATA, 2)})
+    (place,) = made.growth.turns._worlds
+    made.growth.turns._worlds = {place: replace(made.growth.turns._worlds[place], error_reward=error_reward)}
+    if error_reward is None:
+        with pytest.raises(JobError, match="seed 5 fails"):
+            begun_with_rows(made, [5])
+        return
+    begun_with_rows(made, [5])
+    with pytest.raises(JobError, match=r"2 of 2 episodes ended with an error.*: seed 5 fails"):
+        made.check_errors()
 
 
 def an_episode() -> Episode:

@@ -23,8 +23,9 @@ from rljob_worker.errors import UserError
 
 _FIELD = "environment.agent.python"
 _CALLED = "function(base_url=..., token=..., row=..., **args)"
-_STACK_BYTES = 2**20
-"""Stack of a thread: 8 MiB is usual, and a process holds some hundred agents."""
+_STACK_BYTES = 3 * 2**20
+"""Stack of an agent's thread. 8 MiB is usual, and a process holds some hundred agents; with less than this, nesting
+that Python's recursion limit or a parser in C allows ends the process, and a policy's answer may be nested."""
 _MOST_LEFT = 64
 """Agents in a process that go on after their episodes; more of them, and it is replaced."""
 _USER, _ASSISTANT = "user", "assistant"
@@ -49,7 +50,7 @@ class Agents:
         for name in ("NO_PROXY", "no_proxy"):
             # Its calls stay on this machine, whatever proxy there is for others.
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
-        # An agent and its call have a thread each, whose stacks count as memory of the process.
+        # Their stacks count as memory of the process.
         threading.stack_size(_STACK_BYTES)
         self.door = AgentDoor(source.ignore)
         self._left: list[threading.Thread] = []
@@ -117,9 +118,20 @@ class Agent:
         return self._asked(told), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, float]]:
-        """Give the answer to its call, and wait for the next one, or for its reward; raises what it raised."""
+        """Give the answer to its call, and wait for the next one, or for its reward.
+
+        Raises:
+            ValueError: it has given the call up.
+            Exception: what it raised.
+        """
         assert self._waiting is not None
         call, self._waiting = self._waiting, None
+        if call.given_up():
+            # What it asks next, such as the same again, does not follow from this answer, which nobody reads.
+            raise ValueError(
+                "the agent gave up a call before it was answered, which takes as long as all of a turn's answers: its "
+                "client needs timeout=None"
+            )
         answered = (*call.messages, (_ASSISTANT, str(action)))
         if self._stream == len(self._ends):
             self._ends.append(answered)

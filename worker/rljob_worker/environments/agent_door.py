@@ -9,6 +9,8 @@ import hmac
 import itertools
 import json
 import secrets
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,10 +27,15 @@ Message = tuple[str, str]
 MODEL = "policy"
 _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/models"
 _MAX_BODY = 2**23
+_STACK_BYTES = 2**20
+"""Stack of a call's thread, in which nothing of an agent runs."""
 _POLL_SECONDS = 0.05
 """For the end of the process, which waits for it."""
 _TAKEN = frozenset({"messages", "model", "stream", "stream_options", "user", "metadata", "store"})
-_HARMLESS: Mapping[str, object] = {"n": 1, "logprobs": False, "parallel_tool_calls": True, "tools": [], "stop": []}
+_HARMLESS: Mapping[str, object] = {
+    "n": 1, "logprobs": False, "parallel_tool_calls": True, "tools": [], "stop": [], "frequency_penalty": 0,
+    "presence_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"},
+}  # fmt: skip
 """Values that change nothing."""
 _IGNORABLE = frozenset(one.value for one in AgentField)
 _SAID_ELSEWHERE = {
@@ -45,10 +52,14 @@ class Call:
 
     Attributes:
         messages: its conversation.
+
+    Args:
+        messages: its conversation.
+        connection: where its client waits.
     """
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self.messages = tuple(messages)
+    def __init__(self, messages: Sequence[Message], connection: socket.socket) -> None:
+        self.messages, self._connection = tuple(messages), connection
         self._there = threading.Event()
         self._text: str | None = None
         self._cut = False
@@ -57,6 +68,15 @@ class Call:
         """Give it what the policy said; `cut`: it was cut at its longest."""
         self._text, self._cut = text, cut
         self._there.set()
+
+    def given_up(self) -> bool:
+        """Whether its client has closed the connection, such as at a deadline of its own."""
+        look = select.poll()
+        look.register(self._connection, select.POLLIN)
+        try:
+            return bool(look.poll(0)) and self._connection.recv(1, socket.MSG_PEEK) == b""
+        except OSError:
+            return True
 
     def refuse(self) -> None:
         """Say that its episode has ended."""
@@ -129,6 +149,14 @@ class _Server(GuardedServer):
         self.episodes: dict[str, _Episode] = {}
         self.numbers = itertools.count(1)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a call's thread."""
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            super().process_request(request, client_address)
+        finally:
+            threading.stack_size(usual)
+
 
 class _RefusedError(Exception):
     """A request that is not answered, and why."""
@@ -171,7 +199,7 @@ class _Handler(GuardedHandler):
         try:
             request = _parsed(self._body)
             _check_fields(request, self.server.ignore)
-            call = Call(_messages(request.get("messages")))
+            call = Call(_messages(request.get("messages")), self.connection)
         except _RefusedError as error:
             self.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return

@@ -250,7 +250,8 @@ def checked_call(value: object) -> AgentCall | None:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError("a call of another form")
     stream, messages = value
-    if not isinstance(stream, int) or isinstance(stream, bool) or not 0 <= stream < MAX_STREAMS:
+    # The one behind the last may be called, though no turn is left for its answer.
+    if not isinstance(stream, int) or isinstance(stream, bool) or not 0 <= stream <= MAX_STREAMS:
         raise ValueError(f"a call in the stream {_shown(stream)}")
     if not isinstance(messages, list) or not messages:
         raise ValueError("a call without messages")

@@ -208,6 +208,10 @@ class Episode:
         self._must_wait()
         return replace(self, turns=(*self.turns, turn), answered=None, finish=finish, text=turn.action)
 
+    def not_begun(self, turn: Turn) -> Episode:
+        """With the failure of an environment that did not begin: nothing is sampled."""
+        return replace(self, turns=(turn,), finish=Finish.FAILED, text="")
+
     def _must_wait(self) -> None:
         if self.answered is None:
             raise ValueError(f"sample {self.sample} of prompt {self.ordinal}: no answer waits for its environment")

@@ -43,7 +43,9 @@ def unsealed(text: str) -> Any:
         return {name: part for name, part in value.items() if name != FIELD}
     # A name that was changed is no reason to believe the rest.
     if FIELD in value or checksum == own:
-        raise ValueError(f"its content is not what was written ({FIELD})")
+        raise ValueError(
+            f"its content is not what was written ({FIELD}); what was changed on purpose has no such field"
+        )
     return value
 
 

@@ -64,6 +64,8 @@ class Growth:
             with self._waiting_for_environments():
                 played = [one for one in beginnings if one.prompt.environment is not None]
                 self.turns.begin(groups, played, samples, version)
+            # Those of which no environment began have ended.
+            self._submit_complete(groups, [(one.ordinal, 0) for one in played])
 
     def grow(
         self,

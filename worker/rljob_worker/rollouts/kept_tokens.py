@@ -134,7 +134,8 @@ def with_trainers(
 
 
 def _said(one: Kept, by_stream: dict[int, FloatArray]) -> FloatArray | None:
-    """Log-probabilities by the trainers of a sample's kept tokens, in the order of its turns; None where some lack."""
+    """Log-probabilities by the trainers of a sample's kept tokens, in the order of its turns; None where some lack, or
+    are not finite, as in a step whose update was refused for that."""
     if one.number is None:
         return None
     left = [by_stream.get(one.number + number) for number in range(len(one.episode.streams))]
@@ -144,4 +145,5 @@ def _said(one: Kept, by_stream: dict[int, FloatArray]) -> FloatArray | None:
             return None
         parts.append(values[: len(places)])
         left[number] = values[len(places) :]
-    return np.concatenate(parts)[: one.count]
+    found = np.concatenate(parts)[: one.count]
+    return found if np.isfinite(found).all() else None

@@ -69,6 +69,10 @@ class Observations:
         except UserError as error:
             raise ValueError(str(error)) from error
 
+    def too_long(self, text: str) -> int:
+        """Tokens of a text that would be cut; 0: it would not."""
+        return 0 if self._cut(text) == text else len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def _cut(self, observation: str) -> str:
         """The text, or its beginning and end where it has too many tokens."""
         # A token has at least a byte.

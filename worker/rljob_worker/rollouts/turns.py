@@ -140,30 +140,29 @@ class Turns:
     def begin(self, groups: OpenGroups, wanted: Sequence[Beginning], samples: int, version: int) -> None:
         """Put groups whose samples have an environment each, once all of those have begun.
 
-        Those that `take_given_back` then names are not there.
+        Those that `take_given_back` then names are not there. A sample of a row whose environment does not begin has
+        ended, without a token of the policy.
 
         Raises:
-            JobError: an environment does not begin, or leaves no room for an answer.
+            JobError: an environment does not begin, where that fails the job or no row has tokens to be its prompt, or
+                leaves no room for an answer.
             StopRequested: the job was asked to stop.
         """
-        begun: dict[int, dict[int, Began]] = {one.ordinal: {} for one in wanted}
+        begun: dict[int, dict[int, Began | EnvironmentFailure]] = {one.ordinal: {} for one in wanted}
         for one in wanted:
             for sample in range(samples):
                 self._reset(groups, one.ordinal, sample, one.prompt)
         # Others of these groups may be asked for the next step at the same time.
         for live, answer in self._answers(lambda live: live.groups is groups and live.ordinal in begun):
-            if isinstance(answer, Began):
+            assert isinstance(answer, Began | EnvironmentFailure)
+            if isinstance(answer, Began) or self._ends_at_once(live, answer):
                 begun[live.ordinal][live.sample] = answer
             else:
-                assert isinstance(answer, EnvironmentFailure)
                 self._fail(live, answer)
         for one in wanted:
             if len(openings := begun[one.ordinal]) == samples and one.ordinal not in self._given_back:
-                starts = [
-                    (_opening(one.prompt, began), self._first(one.prompt, began))
-                    for _, began in sorted(openings.items(), key=lambda item: item[0])
-                ]
-                groups.put(one.prompt, Group.opened(one.ordinal, one.prompt, starts, one.seed, version))
+                began = [openings[sample] for sample in range(samples)]
+                groups.put(one.prompt, self._opened(groups, one, began, version))
 
     def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
         """Requests that engines get to go on with a group."""
@@ -347,7 +346,7 @@ class Turns:
                 f"environment of {live.prompt.environment}, seed {live.prompt.seed}, step {turns}: its observation is "
                 "empty, and spec.episodes.before and .after are no tokens: a turn has to append something"
             )
-            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, empty))
+            return self._after(live, episode, self._wrong(empty))
         end = world.budget.next(tokens + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.observed(turn, ids)
 
@@ -366,9 +365,52 @@ class Turns:
                 before, ids = 0, world.observations.conversation(call.messages)
         except ValueError as error:
             wrong = f"agent of {live.prompt.environment}, row {live.prompt.uid}: {error}"
-            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, wrong))
+            return self._after(live, episode, self._wrong(wrong))
         end = world.budget.next(before + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.called(turn, ids, call.stream)
+
+    def _wrong(self, text: str) -> EnvironmentFailure:
+        """A failure by what an environment said, which its hosts have not counted."""
+        self._times.failures[FailureKind.DATA] += 1
+        return EnvironmentFailure(FailureKind.DATA, text)
+
+    def _ends_at_once(self, live: _Live, failure: EnvironmentFailure) -> bool:
+        """Whether a sample whose environment did not begin has ended by that, as one has where a step fails.
+
+        Its hosts have given it up.
+        """
+        counted = failure.kind is FailureKind.DATA and live.world.error_reward is not None
+        if not counted or not live.prompt.token_ids:
+            return False
+        self._forget(live)
+        return True
+
+    def _opened(
+        self, groups: OpenGroups, one: Beginning, openings: Sequence[Began | EnvironmentFailure], version: int
+    ) -> Group:
+        """A group as its environments began; of one that failed there is the row's prompt, as far as it has room."""
+        assert one.prompt.environment is not None
+        world = self._worlds[one.prompt.environment]
+        starts: list[tuple[Opening, Sequence[int]]] = []
+        ended: dict[int, Turn] = {}
+        for sample, began in enumerate(openings):
+            if isinstance(began, Began):
+                try:
+                    starts.append((_opening(one.prompt, began), self._first(one.prompt, began)))
+                    continue
+                except JobError as error:
+                    live = self._by_sample[groups, one.ordinal, sample]
+                    failure = self._wrong(str(error))
+                    live.world.hosts.end(live.key)
+                    if began.call is None or not self._ends_at_once(live, failure):
+                        raise
+            else:
+                failure = began
+            assert world.error_reward is not None
+            starts.append((Opening(one.prompt.seed, ""), one.prompt.token_ids[: world.budget.max_tokens]))
+            ended[sample] = Turn("", "", world.error_reward, True, {}, failure.text)
+        group = Group.opened(one.ordinal, one.prompt, starts, one.seed, version)
+        return group.with_episodes(group.episodes[sample].not_begun(turn) for sample, turn in ended.items())
 
     def _first(self, prompt: Prompt, began: Began) -> tuple[int, ...]:
         assert prompt.environment is not None

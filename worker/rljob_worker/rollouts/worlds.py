@@ -233,12 +233,20 @@ class JobEnvironments:
     def _try_agent(
         self, field: str, source: DataSource, observations: Observations, budget: Budget, prompt: Prompt | None
     ) -> None:
-        """Begin an episode of an agent, and refuse a first call that leaves no room for an answer."""
+        """Begin an episode of an agent, and refuse a first call that would be cut, or leaves no room for an answer."""
         if prompt is None:
             return
         assert source.environment is not None
         began = self._begun(field, source.environment, prompt)
         assert began.call is not None
+        for place, (role, text) in enumerate(began.call.messages):
+            if found := observations.too_long(text):
+                assert self._spec.episodes is not None
+                raise UserError(
+                    f"spec.episodes.maxObservationTokens: {self._spec.episodes.max_observation_tokens}, and messages"
+                    f"[{place}] ({role}) of the first call of {field}.environment.agent with row {prompt.uid} has "
+                    f"{found} tokens: its middle would be left out; allowed: {found} or more"
+                )
         try:
             first = len(observations.conversation(began.call.messages))
         except ValueError as error:
