@@ -154,6 +154,18 @@ def test_an_answer_without_a_verdict_is_asked_for_twice() -> None:
         ask(server, ["a"])
 
 
+def test_an_answer_that_was_cut_has_no_verdict() -> None:
+    """It may be half of 10, a thought, or what it quotes of the response."""
+
+    def cut(body: dict[str, Any], number: int) -> web.Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Score: 1"}, "finish_reason": "length"}
+        return web.json_response({"choices": [choice]})
+
+    with serving(cut) as server, pytest.raises(ValueError, match="has no verdict, cut at maxTokens: 'Score: 1'"):
+        ask(server, ["a"])
+    assert len(server.asked) == 2
+
+
 def test_without_a_verdict_there_is_no_silent_zero(tokenizer: PreTrainedTokenizerBase) -> None:
     with (
         serving(lambda *_: "Score: 11") as server,
@@ -263,7 +275,7 @@ def ask(server: ChatServer, texts: list[str], **fields: Any) -> list[Score]:
 
 
 def verdict(text: str, **fields: Any) -> float | str:
-    return Verdicts(VerdictSpec.model_validate(fields)).read(text)
+    return Verdicts(VerdictSpec.model_validate(fields)).read(text, cut=False)
 
 
 def test_the_last_verdict_counts_and_no_thought_does() -> None:

@@ -135,11 +135,11 @@ class Judge:
             seed = seed_of(self._seed, self._spec.name, sample["key"], count)
             content, finish = await self._until("POST", "chat/completions", body | {"seed": seed}, _completion, end)
             text = self._without_key(content)
-            verdict = self._verdicts.read(text)
+            verdict = self._verdicts.read(text, cut=finish == "length")
             if isinstance(verdict, float):
                 self._lacking.count(False)
                 return Score(verdict, {}, text)
-            lacking = f"{verdict}{', cut at maxTokens' if finish == 'length' else ''}: {self._shown(text)!r}"
+            lacking = f"{verdict}: {self._shown(text)!r}"
         self._lacking.count(True)
         if (many := self._lacking.too_many()) is not None:
             raise RewardOutageError(f"{self._name}: {many}; the last: {lacking}")
