@@ -238,13 +238,14 @@ def test_an_outage_blames_no_program(hurried: None) -> None:
     assert isinstance(error, SandboxError)
 
 
-def test_a_program_that_makes_servers_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of its own: each request that is not answered takes 15 s."""
+@pytest.mark.parametrize("away_from", [1e9, 40.0])
+def test_a_program_that_makes_servers_silent_is_lost(monkeypatch: pytest.MonkeyPatch, away_from: float) -> None:
+    """By a clock of its own: each request that is not answered takes 15 s. A server that is away in the end is away."""
     passed = 0.0
 
     async def request(self: Service, url: str, body: dict[str, Any], output_bytes: int) -> Ran:
         nonlocal passed
-        if body["code"] == service._KNOWN:
+        if body["code"] == service._KNOWN and passed < away_from:
             return Ran(True, 0, "42\n", 0.1)
         passed += 15
         raise TimeoutError
@@ -253,7 +254,12 @@ def test_a_program_that_makes_servers_silent_is_lost(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: passed))
     monkeypatch.setattr(service, "_FIRST_PAUSE", 0.0)
     setup = ServiceSetup(("http://a", "http://b"), 8, 60.0, 5.0)
-    assert asyncio.run(Service(setup).run(CRASHES, "", 5.0, 1000, Clock(5.0, 60.0))) == service._LOST
+    run_once = Service(setup).run(CRASHES, "", 5.0, 1000, Clock(5.0, 60.0))
+    if away_from < 60:
+        with pytest.raises(SandboxError, match="no answer to 3 requests in 60 s"):
+            asyncio.run(run_once)
+    else:
+        assert asyncio.run(run_once) == service._LOST
 
 
 def test_a_response_whose_program_ends_servers_scores_0_with_a_count_of_its_own(hurried: None) -> None:

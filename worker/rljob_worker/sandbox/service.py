@@ -88,6 +88,10 @@ class _Transient(Exception):
         self.after, self.overloaded = after, overloaded
 
 
+class _NoTimeError(Exception):
+    """The time of a response's waits has passed before a program could be sent."""
+
+
 class Service:
     """The servers, asked by turns; for one event loop, until `close()`."""
 
@@ -115,19 +119,27 @@ class Service:
             SandboxError: `clock.wait_left` was spent, or a server refuses the request.
         """
         body = _body(source, given, seconds)
-        begun, pause, sent, faults, last = time.monotonic(), _FIRST_PAUSE, 0, 0, "none was sent"
+        begun, pause, sent, last = time.monotonic(), _FIRST_PAUSE, 0, "none was sent"
+        faults, blamed = 0, False
         while clock.wait_left > 0:
             asked, after, url = time.monotonic(), 0.0, next(self._next)
+            end = asked + clock.wait_left
             try:
                 # Programs that fail twice run one at a time: none of them is blamed for what another ends.
-                async with self._turn(faults > 0, clock.wait_left):
+                async with self._turn(faults > 0, end):
+                    known, patience = self._patience(end, _KNOWN_TRIES), self._patience(end, _TRIES_IN_THE_WAIT)
+                    blamed = False
                     if sent:
-                        await self._try_known(url, clock.wait_left)
+                        await self._try_known(url, known)
+                        patience = self._patience(end, _TRIES_IN_THE_WAIT)
                     began, sent = time.monotonic(), sent + 1
                     try:
-                        ran = await self._tried(url, body, output_bytes, seconds + self._patience(clock.wait_left))
+                        ran = await self._tried(url, body, output_bytes, seconds + patience)
                     except _Transient as error:
-                        faults += sent > 1 and not error.overloaded
+                        # It had as long as the known one.
+                        fair = patience >= self._setup.wait_seconds / _KNOWN_TRIES
+                        blamed = sent > 1 and fair and not error.overloaded
+                        faults += blamed
                         raise
                 now = time.monotonic()
                 spent = min(ran.seconds, now - began)
@@ -135,13 +147,15 @@ class Service:
                 return ran
             except _Transient as error:
                 last, after = f"{url}: {error}", error.after
+            except _NoTimeError:
+                pass
             if faults == _FAILURES:
                 clock.count(0.0, time.monotonic() - asked)
                 return _LOST
             await asyncio.sleep(max(0.0, min(max(after, pause * random.uniform(0.5, 1.0)), clock.wait_left)))
             clock.count(0.0, time.monotonic() - asked)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        if faults >= _FEWEST_FAILURES:
+        if blamed and faults >= _FEWEST_FAILURES:
             return _LOST
         raise SandboxError(
             f"sandbox.service: no answer to {sent} requests in {time.monotonic() - begun:.3g} s "
@@ -155,28 +169,29 @@ class Service:
             self._session = None
 
     @asynccontextmanager
-    async def _turn(self, alone: bool, seconds: float) -> AsyncIterator[None]:
-        """Wait for it, where that is to be alone; _Transient where it does not come in time."""
+    async def _turn(self, alone: bool, end: float) -> AsyncIterator[None]:
+        """Wait for it, where that is to be alone; _NoTimeError where it does not come until `end`."""
         if not alone:
             yield
             return
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._patience(end, 1)):
                 await self._alone.acquire()
         except TimeoutError:
-            raise _Transient(f"others that failed there took {seconds:.3g} s") from None
+            raise _NoTimeError from None
         try:
             yield
         finally:
             self._alone.release()
 
-    def _patience(self, wait_left: float) -> float:
-        """Seconds that an answer may take beside those of its program."""
-        return min(wait_left, self._setup.wait_seconds / _TRIES_IN_THE_WAIT)
+    def _patience(self, end: float, tries: int) -> float:
+        """Seconds to wait until `end` at most, of which so many fit a response's waits; _NoTimeError after it."""
+        if (left := end - time.monotonic()) <= 0:
+            raise _NoTimeError
+        return min(left, self._setup.wait_seconds / tries)
 
-    async def _try_known(self, url: str, wait_left: float) -> None:
+    async def _try_known(self, url: str, patience: float) -> None:
         """Run a program that does nothing; _Transient where a server does not, before long."""
-        patience = min(wait_left, self._setup.wait_seconds / _KNOWN_TRIES)
         ran = await self._tried(url, _body(_KNOWN, "", _KNOWN_SECONDS), len(_PRINTS) + 1, patience)
         if not ran.in_time or ran.exit_code != 0 or ran.printed.strip() != _PRINTS:
             raise _Transient(f"it does not run {_KNOWN}: {_shown(str(ran))}")
