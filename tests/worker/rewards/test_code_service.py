@@ -238,6 +238,17 @@ def test_an_outage_blames_no_program(hurried: None) -> None:
     assert isinstance(error, SandboxError)
 
 
+def test_a_proxy_that_is_none_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:x")
+    with running() as server:
+        (error,) = run(server, "print(42)")
+    assert isinstance(error, SandboxError)
+    assert "cannot be asked: Invalid URL" in str(error)
+    assert "secret" not in str(error)
+
+
 @pytest.mark.parametrize("away_from", [1e9, 40.0])
 def test_a_program_that_makes_servers_silent_is_lost(monkeypatch: pytest.MonkeyPatch, away_from: float) -> None:
     """By a clock of its own: each request that is not answered takes 15 s. A server that is away in the end is away."""

@@ -209,6 +209,27 @@ def test_its_key_is_sent_and_never_shown(
     assert KEY not in str(refused.value) + caplog.text
 
 
+def test_a_key_that_cannot_be_sent_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Secret that was made with `echo` ends with a line break."""
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
+    spec = JudgeSpec.model_validate({"name": "helper", "endpoint": ENDPOINT | {"keyVariable": "JUDGE_KEY"}})
+    with pytest.raises(UserError, match=r"endpoint\.keyVariable: JUDGE_KEY has a line break") as refused:
+        Judge(JudgeSetup(spec, 1))
+    assert KEY not in str(refused.value)
+
+
+def test_a_proxy_that_is_none_is_an_outage_and_no_sample_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:x")
+    judge = Judge(JudgeSetup(JudgeSpec.model_validate({"name": "helper", "endpoint": ENDPOINT}), 1))
+    with pytest.raises(AwayError, match="it cannot be asked: Invalid URL") as away:
+        asyncio.run(judge.check())
+    assert "secret" not in str(away.value)
+    (outage,) = asyncio.run(all_of(judge, ["a"]))
+    assert isinstance(outage, RewardOutageError)
+
+
 def test_one_that_is_not_there_is_named_before_the_start(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,9 @@ class Service:
             raise _Transient(f"no answer within {patience:.3g} s") from None
         except (ClientError, OSError) as error:
             raise _Transient(_shown(f"{type(error).__name__}: {error}")) from None
+        except ValueError as error:
+            # A proxy of the environment that is none, for example.
+            raise SandboxError(f"sandbox.service: {url} cannot be asked: {_shown(str(error))}") from None
 
     async def _request(self, url: str, body: Mapping[str, object], output_bytes: int) -> Ran:
         most = _ESCAPED * output_bytes + _BESIDE_OUTPUT
