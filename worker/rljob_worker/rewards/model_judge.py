@@ -90,11 +90,12 @@ class ModelJudge:
             ValueError: it cannot be rendered, or is longer than the model takes.
         """
         response = self._unspecial(sample["response"])
-        sample = {**sample, "response": response}
+        broken: dict[str, Any] = {"response": response}
         metadata = sample.get("metadata") or {}
         if TURNS in metadata:
             # What the policy did in them, and what of that an environment repeats.
-            sample["metadata"] = {**metadata, TURNS: self._unspecial(metadata[TURNS])}
+            broken["metadata"] = {**metadata, TURNS: self._unspecial(metadata[TURNS])}
+        sample = {**sample, **broken}
         if self._template is None:
             asked = sample["messages"] or [{"role": "user", "content": sample["prompt"]}]
             text, whole = self._chat([*map(dict, asked), {"role": "assistant", "content": response}]), False
