@@ -696,6 +696,10 @@ def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, sampl
     assert holds(on_policy, given)
 
 
+def test_a_judge_on_the_jobs_own_devices_needs_no_network() -> None:
+    load_manifest(manifest(*JUDGE, "reward={network: false, parts: [{python: 'm:f'}, {name: judge}]}"))
+
+
 def test_a_judge_that_scores_may_be_written_with_all_defaults() -> None:
     """A run's record holds each field of its manifest, and is a manifest itself."""
     job = load_manifest(manifest(*JUDGE))

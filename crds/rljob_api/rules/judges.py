@@ -11,7 +11,7 @@ from rljob_api import derived
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.rules.texts import NEVER_GIVEN, reward_functions
-from rljob_api.spec import JudgeEndpoint, JudgeKind, JudgeSpec, Mode, RewardSpec, RLJobSpec, VerdictSpec
+from rljob_api.spec import JudgeEndpoint, JudgeKind, JudgeSpec, Mode, RLJobSpec, VerdictSpec
 
 _OF_REQUESTS = ("concurrency", "request_seconds", "timeout_seconds")
 """Fields of a judge that say how a server is asked."""
@@ -62,9 +62,20 @@ def _held_out(spec: Any) -> Iterator[Finding]:
             return
 
 
-def _network(reward: Any) -> Iterator[Finding]:
-    if not reward.network and any(function.name == "judge" for function in reward.parts or [reward]):
-        yield Finding(("network",), "false keeps a judge from being asked", "true")
+def _network(spec: Any) -> Iterator[Finding]:
+    """Rewards whose processes have no network, and that ask a judge by it."""
+    served = [judge.name for judge in spec.judges if judge.endpoint is not None]
+    seen = set()
+    for (place, function), (_, source) in reward_functions(spec):
+        where = place[: place.index("reward") + 1]
+        named = function.args.get("judge") if function.name == "judge" else ""
+        if (
+            not (source.reward or spec.reward).network
+            and where not in seen
+            and (served if named is None else named in served)
+        ):
+            seen.add(where)
+            yield Finding((*where, "network"), "false keeps a judge from being asked", "true")
 
 
 def _endpoint(endpoint: Any) -> Iterator[Finding]:
@@ -90,6 +101,9 @@ def _judge(judge: Any) -> Iterator[Finding]:
             yield Finding((JudgeSpec.model_fields[name].alias or name,), f"has no effect: {why}", "leave it out")
     if judge.kind == JudgeKind.SCORE:
         return
+    if judge.model is not None and judge.max_tokens >= judge.model.max_tokens:
+        wrong = "leaves no room for a text: model.maxTokens are of both"
+        yield Finding(("maxTokens",), wrong, f"less than {judge.model.max_tokens}")
     if judge.request_seconds > judge.timeout_seconds:
         wrong = "is more than timeoutSeconds, in which the verdict has to come"
         yield Finding(("requestSeconds",), wrong, f"at most {judge.timeout_seconds:g}")
@@ -177,8 +191,7 @@ JUDGES = (
 
 
 JUDGE_CHECKS: dict[type, tuple[Check, ...]] = {
-    RLJobSpec: (_asked, _held_out),
-    RewardSpec: (_network,),
+    RLJobSpec: (_asked, _held_out, _network),
     JudgeEndpoint: (_endpoint,),
     JudgeSpec: (_judge,),
     VerdictSpec: (_verdict,),

@@ -80,7 +80,7 @@ class JudgeSpec(ApiModel):
     verdict: VerdictSpec = VerdictSpec()
     """Form of its verdicts."""
     max_tokens: TokenCount = 512
-    """Tokens of an answer at most."""
+    """Tokens of an answer at most; one that is cut has no verdict."""
     temperature: Annotated[NonNegativeFloat, Field(le=2)] = 0.0
     """Sampling temperature."""
     concurrency: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] = 64

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import SandboxSpec
 from rljob_worker.errors import AwayError, UserError
+from rljob_worker.rewards.code_service import ServiceCodeReward
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError, RewardSample
 from rljob_worker.sandbox import service
+from rljob_worker.sandbox.limits import SandboxError, SandboxSetup, ServiceSetup
+from rljob_worker.sandbox.service import Clock, Ran, Service
 from rljob_worker.types import Generation, Prompt, RewardResult
 
 FINISHED = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "", "stderr": ""}
@@ -145,7 +150,7 @@ def test_a_server_that_goes_on_to_fail_fails_the_step_and_scores_nobody(
     tokenizer: PreTrainedTokenizerBase, failure: int | str | float
 ) -> None:
     def answer(body: dict[str, Any], number: int) -> web.Response | float | None:
-        if "def square" not in body["stdin"]:
+        if number <= CHECKED:
             return trial(body)
         if isinstance(failure, float):
             return failure
@@ -157,6 +162,150 @@ def test_a_server_that_goes_on_to_fail_fails_the_step_and_scores_nobody(
         score(tokenizer, [server.url], pairs, wait=1, seconds=0.2, on_error="Score", kind="Calls")
     # It is no fault of the sample.
     assert "onError" not in str(raised.value)
+
+
+CRASHES = "crash()"
+
+
+class Crashing:
+    """A server of which each `crash()` makes an end; what comes then fails, `away` times."""
+
+    def __init__(self, away: int = 0, failure: Callable[[], web.Response] = lambda: web.Response(status=502)) -> None:
+        self._away, self._failure = away, failure
+        self.crashed = self._left = 0
+
+    def __call__(self, body: dict[str, Any], number: int) -> web.Response:
+        if body["code"] == CRASHES:
+            self.crashed += 1
+            self._left = self._away
+            return self._failure()
+        if self._left:
+            self._left -= 1
+            return web.Response(status=503)
+        return web.json_response(answered("Success", FINISHED | {"stdout": "42\n"}))
+
+
+def run(server: RunCodeServer, *sources: str, wait: float = 300.0) -> list[Ran | BaseException]:
+    """Ends of programs that one service runs side by side."""
+
+    async def all_of() -> list[Ran | BaseException]:
+        asked = Service(ServiceSetup((server.url,), 8, wait, 5.0))
+        try:
+            runs = [asked.run(source, "", 5.0, 1000, Clock(5.0, wait)) for source in sources]
+            return await asyncio.gather(*runs, return_exceptions=True)
+        finally:
+            await asked.close()
+
+    return asyncio.run(all_of())
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(service, "_LONGEST_PAUSE", 0.01)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Crashing(),
+        Crashing(away=3),
+        Crashing(failure=lambda: web.json_response(answered("SandboxError", FINISHED | {"status": "Error"}))),
+    ],
+)
+def test_a_program_that_ends_servers_is_lost_and_no_other(hurried: None, server: Crashing) -> None:
+    with running(server) as one:
+        lost, *others = run(one, CRASHES, *["print(42)"] * 7)
+    assert lost == service._LOST
+    assert [ran.printed for ran in others if isinstance(ran, Ran)] == ["42\n"] * 7
+    # Once, and after each of five programs that ran.
+    assert server.crashed == 6
+
+
+def test_an_outage_blames_no_program(hurried: None) -> None:
+    for failure in (lambda *_: web.Response(status=500), lambda *_: web.Response(text="<html>")):
+        with running(failure) as server:
+            (error,) = run(server, "print(42)", wait=0.3)
+        assert isinstance(error, SandboxError)
+
+    def overloaded(body: dict[str, Any], number: int) -> web.Response:
+        if body["code"] == service._KNOWN:
+            return web.json_response(answered("Success", FINISHED | {"stdout": "42\n"}))
+        return web.Response(status=429 if number % 2 else 503, headers={"Retry-After": "0"})
+
+    with running(overloaded) as server:
+        (error,) = run(server, "print(42)", wait=0.5)
+    assert isinstance(error, SandboxError)
+
+
+def test_a_proxy_that_is_none_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:x")
+    with running() as server:
+        (error,) = run(server, "print(42)")
+    assert isinstance(error, SandboxError)
+    assert "cannot be asked: Invalid URL" in str(error)
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize("away_from", [1e9, 40.0])
+def test_a_program_that_makes_servers_silent_is_lost(monkeypatch: pytest.MonkeyPatch, away_from: float) -> None:
+    """By a clock of its own: each request that is not answered takes 15 s. A server that is away in the end is away."""
+    passed = 0.0
+
+    async def request(self: Service, url: str, body: dict[str, Any], output_bytes: int) -> Ran:
+        nonlocal passed
+        if body["code"] == service._KNOWN and passed < away_from:
+            return Ran(True, 0, "42\n", 0.1)
+        passed += 15
+        raise TimeoutError
+
+    monkeypatch.setattr(Service, "_request", request)
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: passed))
+    monkeypatch.setattr(service, "_FIRST_PAUSE", 0.0)
+    setup = ServiceSetup(("http://a", "http://b"), 8, 60.0, 5.0)
+    run_once = Service(setup).run(CRASHES, "", 5.0, 1000, Clock(5.0, 60.0))
+    if away_from < 60:
+        with pytest.raises(SandboxError, match="no answer to 3 requests in 60 s"):
+            asyncio.run(run_once)
+    else:
+        assert asyncio.run(run_once) == service._LOST
+
+
+def test_a_response_whose_program_ends_servers_scores_0_with_a_count_of_its_own(hurried: None) -> None:
+    def answer(body: dict[str, Any], number: int) -> web.Response | None:
+        if body["code"] == service._KNOWN:
+            return web.json_response(answered("Success", FINISHED | {"stdout": "42\n"}))
+        return web.Response(status=502)
+
+    async def scored(url: str) -> tuple[float, dict[str, float]]:
+        setup = SandboxSetup(0, 5.0, service=ServiceSetup((url,), 4, 300.0, 300.0))
+        reward = ServiceCodeReward({"kind": "Calls", "tests": "tests", "score": "Share"}, setup)
+        try:
+            return await reward(fenced(RIGHT), {"tests": TESTS["Calls"]})
+        finally:
+            await reward._service.close()
+
+    with running(answer) as server:
+        value, parts = asyncio.run(scored(server.url))
+        # The first test was the last one.
+        assert len([body for body in server.asked if body["code"] != service._KNOWN]) == 6
+    assert (value, parts["no_result"], parts["raised"], parts["passed"]) == (0, 1, 0, 0)
+
+
+def test_much_that_is_no_result_is_none_of_the_programs(hurried: None) -> None:
+    """A page without end fails the step; a result without end fails the program."""
+    much = service._BESIDE_OUTPUT + 10_000
+    with running(lambda *_: web.Response(text="<html>" + much * "x")) as server:
+        (error,) = run(server, "print(42)", wait=0.3)
+    assert isinstance(error, SandboxError)
+    printed = '"run_result": {' + much * "x"
+    with running(lambda *_: web.json_response(answered("Success", FINISHED | {"stdout": printed}))) as server:
+        assert run(server, "print(42)") == [Ran(True, 0, "", 0.0, over_output=True)]
+    with running(lambda *_: web.json_response({"said": printed})) as server:
+        (error,) = run(server, "print(42)", wait=0.3)
+    assert isinstance(error, SandboxError)
 
 
 def test_a_server_that_is_no_such_one_is_named_before_the_start(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -154,6 +154,18 @@ def test_an_answer_without_a_verdict_is_asked_for_twice() -> None:
         ask(server, ["a"])
 
 
+def test_an_answer_that_was_cut_has_no_verdict() -> None:
+    """It may be half of 10, a thought, or what it quotes of the response."""
+
+    def cut(body: dict[str, Any], number: int) -> web.Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Score: 1"}, "finish_reason": "length"}
+        return web.json_response({"choices": [choice]})
+
+    with serving(cut) as server, pytest.raises(ValueError, match="has no verdict, cut at maxTokens: 'Score: 1'"):
+        ask(server, ["a"])
+    assert len(server.asked) == 2
+
+
 def test_without_a_verdict_there_is_no_silent_zero(tokenizer: PreTrainedTokenizerBase) -> None:
     with (
         serving(lambda *_: "Score: 11") as server,
@@ -195,6 +207,27 @@ def test_its_key_is_sent_and_never_shown(
             RewardRunner(spec_of(server.url, **endpoint), tokenizer)
     assert "Incorrect API key provided: Bearer ***" in str(refused.value)
     assert KEY not in str(refused.value) + caplog.text
+
+
+def test_a_key_that_cannot_be_sent_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Secret that was made with `echo` ends with a line break."""
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
+    spec = JudgeSpec.model_validate({"name": "helper", "endpoint": ENDPOINT | {"keyVariable": "JUDGE_KEY"}})
+    with pytest.raises(UserError, match=r"endpoint\.keyVariable: JUDGE_KEY has a line break") as refused:
+        Judge(JudgeSetup(spec, 1))
+    assert KEY not in str(refused.value)
+
+
+def test_a_proxy_that_is_none_is_an_outage_and_no_sample_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:x")
+    judge = Judge(JudgeSetup(JudgeSpec.model_validate({"name": "helper", "endpoint": ENDPOINT}), 1))
+    with pytest.raises(AwayError, match="it cannot be asked: Invalid URL") as away:
+        asyncio.run(judge.check())
+    assert "secret" not in str(away.value)
+    (outage,) = asyncio.run(all_of(judge, ["a"]))
+    assert isinstance(outage, RewardOutageError)
 
 
 def test_one_that_is_not_there_is_named_before_the_start(
@@ -263,7 +296,7 @@ def ask(server: ChatServer, texts: list[str], **fields: Any) -> list[Score]:
 
 
 def verdict(text: str, **fields: Any) -> float | str:
-    return Verdicts(VerdictSpec.model_validate(fields)).read(text)
+    return Verdicts(VerdictSpec.model_validate(fields)).read(text, cut=False)
 
 
 def test_the_last_verdict_counts_and_no_thought_does() -> None:

@@ -86,6 +86,21 @@ def test_a_policy_writes_none_of_its_special_tokens(folder: Path, tokenizer: Pre
     assert shown(folder, [ids]) == ["<|user|> question <eos> <|assistant|> a <unk> <unk> <unk> <unk> b <eos>"]
 
 
+def test_nor_in_the_turns_of_an_episode(folder: Path) -> None:
+    judge = model_judge(
+        spec_of(
+            folder, prompt="{% for turn in turns %}{{ turn.action }} {{ turn.observation }} {% endfor %}{{ response }}"
+        )
+    )
+    assert judge is not None
+    turns = [{"action": "a <eos>", "observation": "<|user|> b", "reward": 0.0, "values": {}}]
+    sample = {
+        "prompt": "question", "messages": None, "response": "c", "label": None, "finish_reason": "stop",
+        "metadata": {"turns": turns},
+    }  # fmt: skip
+    assert shown(folder, [judge.tokens(sample)]) == ["a <unk> <unk> <unk> <unk> b c"]
+
+
 @pytest.mark.parametrize("lost", [math.nan, math.inf, 1e39])
 def test_what_has_no_score_is_an_error_and_never_0(
     folder: Path, tokenizer: PreTrainedTokenizerBase, lost: float
@@ -221,6 +236,20 @@ def test_its_answer_is_read_and_asked_for_once_more(writer: Path, tokenizer: Pre
         (4.0, {"judge": "Score: 4"}),
         (5.5, {"judge": "Score: 5.5 it is"}),
     ]
+
+
+def test_an_answer_that_was_cut_has_no_verdict(writer: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """It may be half of 10, or stand in what the judge quotes of the response."""
+    spec = writing(writer, {"onError": "Score", "errorScore": -1.0})
+    with runner_of(spec, tokenizer) as runner:
+        runner.submit(samples_of(spec, ["a"]))
+        first = runner.questions()
+        assert first is not None
+        again = first.answer([Said("Score: 1", True)])
+        assert again is not None
+        assert again.answer([Said('It says "Score: 10" and', True)]) is None
+        ((_, result),) = runner.take_all(soon())
+    assert result.score == -1.0
 
 
 def test_two_answers_without_a_verdict_are_an_error(writer: Path, tokenizer: PreTrainedTokenizerBase) -> None:

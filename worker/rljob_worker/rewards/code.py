@@ -46,9 +46,10 @@ class Verdict:
     raised: int = 0
     timed_out: int = 0
     over_limit: int = 0
+    no_result: int = 0
     no_code: int = 0
     counts: tuple[str, ...] = field(
-        default=("cases", "passed", "wrong", "raised", "timed_out", "over_limit", "no_code"), repr=False
+        default=("cases", "passed", "wrong", "raised", "timed_out", "over_limit", "no_result", "no_code"), repr=False
     )
 
     def score(self, share: bool) -> tuple[float, dict[str, float]]:
@@ -58,6 +59,9 @@ class Verdict:
 
     def goes_on(self, share: bool) -> bool:
         """Whether another test is run: with all or nothing the first that fails is the last."""
+        if self.no_result:
+            # It would take as long again.
+            return False
         return share or self.passed == self.passed + self.wrong + self.raised + self.timed_out + self.over_limit
 
 

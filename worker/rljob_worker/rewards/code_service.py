@@ -126,12 +126,16 @@ class ServiceCodeReward:
                 return
 
     async def _run(self, source: str, given: str, limit: int, clock: Clock, verdict: Verdict) -> Ran | None:
-        """End of a program, whose test counts as failed where it is None: its time or its output is over the limit."""
+        """End of a program, whose test counts as failed where it is None: its time or its output is over the limit, or
+        no server survives it."""
         if clock.program_left <= 0:
             verdict.timed_out += 1
             return None
         seconds = min(self._seconds, clock.program_left)
         ran = await self._service.run(source, given, seconds, limit, clock)
+        if ran.lost:
+            verdict.no_result += 1
+            return None
         if ran.over_output or len(ran.printed) > limit:
             verdict.over_limit += 1
             return None

@@ -69,6 +69,10 @@ class _Transient(Exception):
         """Seconds that the server asks for."""
 
 
+class _RefusedError(ValueError):
+    """The server refuses this request."""
+
+
 class Judge:
     """Asks a judge, and reads its verdicts. Used within one event loop.
 
@@ -87,6 +91,9 @@ class Judge:
         self._key = None if variable is None else os.environ.get(variable)
         if variable is not None and not self._key:
             raise UserError(self._refused(f"endpoint.keyVariable: {variable} is not set where the driver runs"))
+        if self._key is not None and not self._key.isprintable():
+            said = f"endpoint.keyVariable: {variable} has a line break or another control character"
+            raise UserError(self._refused(f"{said}; needed is the key alone (printf '%s', not echo)"))
         try:
             self._template, asked = compiled_prompt(setup.spec)
         except ValueError as error:
@@ -100,7 +107,7 @@ class Judge:
             answer = await self._until("GET", "models", None, dict, time.monotonic() + _CHECK_SECONDS)
         except RewardOutageError as error:
             raise AwayError(self._refused(f"endpoint: {error}")) from None
-        except ValueError:
+        except _RefusedError:
             return  # without a list of its models
         finally:
             await self.close()
@@ -135,11 +142,11 @@ class Judge:
             seed = seed_of(self._seed, self._spec.name, sample["key"], count)
             content, finish = await self._until("POST", "chat/completions", body | {"seed": seed}, _completion, end)
             text = self._without_key(content)
-            verdict = self._verdicts.read(text)
+            verdict = self._verdicts.read(text, cut=finish == "length")
             if isinstance(verdict, float):
                 self._lacking.count(False)
                 return Score(verdict, {}, text)
-            lacking = f"{verdict}{', cut at maxTokens' if finish == 'length' else ''}: {self._shown(text)!r}"
+            lacking = f"{verdict}: {self._shown(text)!r}"
         self._lacking.count(True)
         if (many := self._lacking.too_many()) is not None:
             raise RewardOutageError(f"{self._name}: {many}; the last: {lacking}")
@@ -176,8 +183,13 @@ class Judge:
                 last, after = str(error), error.after
             except TimeoutError:
                 last = f"no answer within {min(self._spec.request_seconds, left):.3g} s"
+            except _RefusedError:
+                raise
             except (ClientError, OSError) as error:
                 last = self._shown(f"{type(error).__name__}: {error}")
+            except ValueError as error:
+                # No sample is at fault: a proxy of the environment that is none, for example.
+                raise RewardOutageError(f"{self._name}: it cannot be asked: {self._shown(str(error))}") from None
             wanted = max(after, pause * random.uniform(0.5, 1.0))
             await asyncio.sleep(max(0.0, min(wanted, end - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -204,7 +216,7 @@ class Judge:
         if 300 <= status < 400 or (status in _MISPLACED and not (method == "GET" and status in (404, 405))):
             hint = "; endpoint.keyVariable names its key" if status in (401, 403) else ""
             raise RewardOutageError(f"{self._name}: {method} {path} gave HTTP {status}: {said}{hint}")
-        raise ValueError(f"{self._name}: {method} {path} gave HTTP {status}: {said}")
+        raise _RefusedError(f"{self._name}: {method} {path} gave HTTP {status}: {said}")
 
     def _opened(self) -> ClientSession:
         if self._session is None:

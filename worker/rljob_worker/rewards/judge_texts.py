@@ -128,8 +128,15 @@ class Verdicts:
         self._spec, self._pattern = spec, re.compile(spec.pattern)
         self._values = {word.strip().casefold(): value for word, value in spec.values.items()}
 
-    def read(self, text: str) -> float | str:
-        """The score in an answer, or what is wrong with it."""
+    def read(self, text: str, *, cut: bool) -> float | str:
+        """The score in an answer, or what is wrong with it.
+
+        Args:
+            text: of the answer.
+            cut: whether it had more to say: then its last match may be half a number, a thought, or what it quotes.
+        """
+        if cut:
+            return "the answer has no verdict, cut at maxTokens"
         before, mark, rest = text.rpartition("</think>")
         looked_at = rest if mark or not text.lstrip().startswith("<think>") else before
         found = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.safe_text import visible_line
 from rljob_api.spec import JudgeKind, JudgeSpec
 from rljob_worker.data.hub import folder_beside
+from rljob_worker.data.sources import TURNS
 from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
@@ -88,8 +89,13 @@ class ModelJudge:
         Raises:
             ValueError: it cannot be rendered, or is longer than the model takes.
         """
-        response, _ = self._special.broken(sample["response"])
-        sample = {**sample, "response": response}
+        response = self._unspecial(sample["response"])
+        broken: dict[str, Any] = {"response": response}
+        metadata = sample.get("metadata") or {}
+        if TURNS in metadata:
+            # What the policy did in them, and what of that an environment repeats.
+            broken["metadata"] = {**metadata, TURNS: self._unspecial(metadata[TURNS])}
+        sample = {**sample, **broken}
         if self._template is None:
             asked = sample["messages"] or [{"role": "user", "content": sample["prompt"]}]
             text, whole = self._chat([*map(dict, asked), {"role": "assistant", "content": response}]), False
@@ -118,9 +124,9 @@ class ModelJudge:
         """
         found: float | str
         if isinstance(said, Said):
-            found = self._verdicts.read(said.text)
+            found = self._verdicts.read(said.text, cut=said.cut)
             text = said.text if len(said.text) <= _QUOTED else f"{said.text[:_QUOTED]} ..."
-            why = f"{found}{', cut at maxTokens' if said.cut else ''}: {visible_line(text)!r}"
+            why = f"{found}: {visible_line(text)!r}"
         else:
             try:
                 found = representable(said, "the score")
@@ -136,6 +142,16 @@ class ModelJudge:
         self._lacking.count(True)
         many = self._lacking.too_many()
         return RewardFailure(why) if many is None else RewardFailure(f"judge {self.spec.name}: {many}; {why}", True)
+
+    def _unspecial(self, value: Any) -> Any:
+        """A value whose texts, at any depth, hold no special token."""
+        if isinstance(value, str):
+            return self._special.broken(value)[0]
+        if isinstance(value, list | tuple):
+            return [self._unspecial(item) for item in value]
+        if isinstance(value, dict):
+            return {self._unspecial(key): self._unspecial(item) for key, item in value.items()}
+        return value
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         try:
