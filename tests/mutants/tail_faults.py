@@ -29,8 +29,8 @@ TAIL_FAULTS = (
     Fault(
         "a group that begins anew keeps its tokens",
         "worker/rljob_worker/flow/episode.py",
-        "TokenStream.of_prompt(self.stream.ids[: self.stream.prompt_length])",
-        "self.stream",
+        "prompt = TokenStream.of_prompt(first.ids[: first.prompt_length])",
+        "prompt = first",
         "tests/worker/rollouts/test_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(

@@ -85,14 +85,15 @@ POLICY = st.fixed_dictionaries(
             st.fixed_dictionaries(
                 {"action": st.sampled_from(["Restart", "Fail", "Ignore"])},
                 optional={
-                    "exitCodes": st.lists(st.sampled_from([1, 2, 4, 75, 137]), max_size=2),
+                    "exitCodes": st.lists(st.sampled_from([1, 2, 4, 75, 137]), max_size=2, unique=True),
                     "reasons": st.lists(
-                        st.sampled_from(["DriverExited", "HeadLost", "OutOfMemory", "Evicted"]), max_size=2
+                        st.sampled_from(["DriverExited", "HeadLost", "OutOfMemory", "Evicted"]), max_size=2, unique=True
                     ),
                 },
             ),
             max_size=2,
-        )
+            # One that matches every failure is the last.
+        ).filter(lambda rules: all(rule.get("exitCodes") or rule.get("reasons") for rule in rules[:-1]))
     },
 )
 

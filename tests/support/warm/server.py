@@ -151,7 +151,7 @@ class _Server:
     def _start(self, request: Request) -> socket.socket:
         ours, theirs = socket.socketpair()
         named = request.environment.get("PYTHONPATH", "").split(os.pathsep)
-        path = os.pathsep.join(entry for entry in named if entry not in self._everywhere)
+        path = os.pathsep.join(entry for entry in named if not self._has(entry))
         with theirs:
             subprocess.Popen(
                 [sys.executable, __file__, self._path, request.role],
@@ -161,6 +161,11 @@ class _Server:
                 cwd="/",
             )
         return ours
+
+    def _has(self, entry: str) -> bool:
+        """Whether each process has it without PYTHONPATH, or below it: old modules lie in a folder of setuptools, which
+        a test's path has behind all others."""
+        return entry in self._everywhere or any(str(above) in self._everywhere for above in Path(entry).parents)
 
 
 class _Forks:

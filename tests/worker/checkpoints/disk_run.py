@@ -258,7 +258,10 @@ class Case:
         assert [record.step for record in effective_steps(records)] == list(range(1, STEPS + 1)), "a gap"
         assert sum(not record.rerun for record in records) == STEPS
         assert len({(record.step, record.attempt) for record in records}) == len(records), "one was written twice"
-        assert self.seen.operator.counted == [record.to_json() for record in records], "the operator counted others"
+        counted = [
+            {name: value for name, value in one.items() if name != "crc32"} for one in self.seen.operator.counted
+        ]
+        assert counted == [record.to_json() for record in records], "the operator counted others"
         read_events(self.folder / "run")
         assert not list(self.root.glob("*.damaged*")), "a checkpoint was given up for an error that passed"
         left = [entry.name for entry in self.root.iterdir() if "." in entry.name.lstrip(".")]

@@ -108,6 +108,8 @@ def test_a_run_of_a_version_that_knew_fewer_fields_is_the_same_job(tmp_path: Pat
     old = json.loads(file.read_text())
     reward = {name: value for name, value in old["job"]["spec"]["reward"].items() if name in ("name", "args")}
     old["job"]["spec"]["reward"] = reward
+    # Nor had it a checksum.
+    del old["crc32"]
     file.write_text(json.dumps(old))
     RunFolder(tmp_path, job(), resume=True).close()
     with pytest.raises(UserError, match=r"spec\.reward\.network: true there, false here"):
