@@ -101,7 +101,7 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     kept = [flat.clone() for flat in backend.rank.parameters]
     scale(backend, SINCE)
     updates = trainer._plan(batch)
-    loss = trainer._loss(0, updates[0], SAMPLING, 2)
+    loss = trainer._loss(0, updates[0], SAMPLING, 2, 0)
     rows = backend._pipeline.forward_backward(updates[0].micro_batches, loss)
     metrics = backend._updater._reduction.reduce(loss.names, rows)
     optimizer = backend.rank.optimizer

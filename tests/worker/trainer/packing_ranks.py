@@ -128,7 +128,7 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     trainer.ref_log_probs(batch, SAMPLING)
     trainer.log_probs(batch, SAMPLING)
     updates = trainer._plan(batch)
-    loss = trainer._loss(0, updates[0], SAMPLING, 2)
+    loss = trainer._loss(0, updates[0], SAMPLING, 2, 0)
     backend: Any = trainer._backend
     rows = backend._pipeline.forward_backward(updates[0].micro_batches, loss)
     metrics = backend._updater._reduction.reduce(loss.names, rows)
