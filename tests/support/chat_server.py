@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from support.loopback import on_loopback
 
 Answer = Callable[[dict[str, Any], int], str | web.Response | float]
 """From a request's body and its number to the text of the completion, a whole response, or seconds to hang."""
@@ -56,25 +56,6 @@ def serving(answer: Answer, **facts: Any) -> Iterator[ChatServer]:
     server = ChatServer(answer, **facts)
     application = web.Application()
     application.add_routes([web.get("/v1/models", server._models), web.post("/v1/chat/completions", server._chat)])
-    loop, started = asyncio.new_event_loop(), threading.Event()
-
-    async def run() -> None:
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        server.end = asyncio.Event()  # type: ignore[attr-defined]
-        started.set()
-        await server.end.wait()  # type: ignore[attr-defined]
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
-    thread.start()
-    assert started.wait(60)
-    try:
+    with on_loopback(application) as address:
+        server.url = f"{address}/v1"
         yield server
-    finally:
-        loop.call_soon_threadsafe(server.end.set)  # type: ignore[attr-defined]
-        thread.join(60)
-        loop.close()

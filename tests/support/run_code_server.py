@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from support.loopback import on_loopback
 
 Answer = Callable[[dict[str, Any], int], web.Response | float | None]
 """From a request's body and its number to an answer, or seconds to hang; None: the program is run."""
@@ -79,24 +79,5 @@ def running(answer: Answer = lambda body, number: None) -> Iterator[RunCodeServe
     server = RunCodeServer(answer)
     application = web.Application()
     application.add_routes([web.post("/run_code", server._run_code)])
-    loop, started, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def run() -> None:
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        started.set()
-        await end.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
-    thread.start()
-    assert started.wait(60)
-    try:
+    with on_loopback(application) as server.url:
         yield server
-    finally:
-        loop.call_soon_threadsafe(end.set)
-        thread.join(60)
-        loop.close()

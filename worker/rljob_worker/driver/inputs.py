@@ -36,7 +36,7 @@ from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
-from rljob_worker.trainer.critic_folder import critic_bytes, critic_folder
+from rljob_worker.trainer.critic_folder import critic_start
 from rljob_worker.trainer.teacher_folder import teacher_folder
 from rljob_worker.waiting import waiting_for
 
@@ -98,9 +98,8 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
                 "(vocab_size of its config.json): they are not of one model"
             )
     length = max_model_length(spec, model)
-    beside = critic_folder(spec, tokenizer, length)
-    if derived.critic(spec) is not None:
-        size += critic_bytes(training, beside or model_folder)
+    beside, of_critic = critic_start(spec, tokenizer, model_folder, length)
+    size += of_critic
     taught_by = teacher_folder(spec, tokenizer, model, length)
     judge = model_judge(spec)
     if saves:

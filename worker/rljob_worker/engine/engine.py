@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -28,8 +26,9 @@ from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.profiler import EngineProfiler
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.engine.sampling import check_requests, scoring_params, vllm_sampling
+from rljob_worker.engine.serial_calls import SerialCalls
 from rljob_worker.engine.service import OnFinished, OnIdle, RequestService
-from rljob_worker.engine.states import EngineState, next_state
+from rljob_worker.engine.states import EngineState
 from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
@@ -58,11 +57,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 A = TypeVar("A")
-_BUSY_SECONDS = 5.0
-_SHUTDOWN_SECONDS = 30.0
 
 
-class Engine:
+class Engine(SerialCalls):
     """A vLLM engine whose core runs in this process; with tensor parallelism its workers are child processes.
 
     The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort`, `memory`,
@@ -91,6 +88,7 @@ class Engine:
         folder: str | None = None,
         route: Route | None = None,
     ) -> None:
+        super().__init__("engine")
         self.spec = RLJobSpec.model_validate(spec)
         try:
             check_profile(self.spec.resources.profile.value)
@@ -110,10 +108,7 @@ class Engine:
         """Number of this engine among those that the route serves."""
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
-        self.state = EngineState.NEW
-        self._lock = threading.Lock()
         self._service: RequestService | None = None
-        self._busy = 0.0
         self._drafts = DraftCounts()
         self._profiler = EngineProfiler(
             lambda method, arguments: self._engine.collective_rpc(method, args=tuple(arguments)),
@@ -185,11 +180,7 @@ class Engine:
                 of the process for what nobody needs, twice.
         """
         self.abort()
-        if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
-            raise RuntimeError(f"engine: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
-        try:
-            started = self.state not in (EngineState.NEW, EngineState.CLOSED)
-            self.state = EngineState.CLOSED
+        with self._closing() as started:
             self.weight_version = None
             if self._weight_sync is not None:
                 self._weight_sync.close()
@@ -197,8 +188,6 @@ class Engine:
                 if not process_ends or self.spec.rollout.tensor_parallel > 1:
                     self._engine.engine_core.shutdown()
                 self._reaper.close()
-        finally:
-            self._lock.release()
 
     # --- generation ---------------------------------------------------------------------------
 
@@ -346,10 +335,6 @@ class Engine:
         self._profiler.ask(order)
         return self._profiler.results()
 
-    def busy_seconds(self) -> float:
-        """Seconds spent in generation, scoring and weight hand-over since `start`."""
-        return self._busy
-
     # --- turns --------------------------------------------------------------------------------
 
     def sleep(self) -> EngineSlept:
@@ -404,22 +389,6 @@ class Engine:
         return self._sleep_controller.memory()
 
     # --- inside -------------------------------------------------------------------------------
-
-    @contextmanager
-    def _operation(self, name: str) -> Iterator[None]:
-        """Serialise, check and change the state, count busy time."""
-        if not self._lock.acquire(timeout=_BUSY_SECONDS):
-            raise RuntimeError(f"engine: {name} while another call is running")
-        try:
-            after = next_state(name, self.state)
-            begin = time.perf_counter()
-            try:
-                yield
-            finally:
-                self._busy += time.perf_counter() - begin
-            self.state = after
-        finally:
-            self._lock.release()
 
     def _land(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
         answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,7 +16,7 @@ from rljob_worker.devices import check_profile, get_device
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.reports import EngineSlept, EngineWoke
-from rljob_worker.engine.states import EngineState, next_state
+from rljob_worker.engine.serial_calls import SerialCalls
 from rljob_worker.errors import StopRequested, UserError
 from rljob_worker.models.judge_model import Said
 from rljob_worker.upstream.install import check, install
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     Params: TypeAlias = PoolingParams | SamplingParams
     Output: TypeAlias = PoolingRequestOutput | RequestOutput
 
-_BUSY_SECONDS = 5.0
-_SHUTDOWN_SECONDS = 30.0
 _MOST_SEQUENCES = 256
 
 
@@ -45,7 +41,7 @@ class JudgeStarted:
     """Identity of its device on its node."""
 
 
-class JudgeEngine:
+class JudgeEngine(SerialCalls):
     """A judge's model on one device. Nobody sends it weights: while it sleeps they are in host memory.
 
     The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort` and
@@ -68,6 +64,7 @@ class JudgeEngine:
         device: int | None = None,
         folder: str | None = None,
     ) -> None:
+        super().__init__("judge")
         self.spec = RLJobSpec.model_validate(spec)
         try:
             check_profile(self.spec.resources.profile.value)
@@ -75,9 +72,7 @@ class JudgeEngine:
             raise UserError(str(error)) from None
         self._model_folder, self._max_tokens = model_folder, max_tokens
         self._device, self._folder = device, folder
-        self._lock, self._aborted = threading.Lock(), threading.Event()
-        self._busy = 0.0
-        self.state = EngineState.NEW
+        self._aborted = threading.Event()
 
     def start(self) -> JudgeStarted:
         """Load the model and score a text; UserError where vLLM refuses the model or its settings."""
@@ -155,23 +150,13 @@ class JudgeEngine:
             process_ends: this process ends next, and takes with it what is its own.
         """
         self.abort()
-        if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
-            raise RuntimeError(f"judge: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
-        try:
-            started = self.state not in (EngineState.NEW, EngineState.CLOSED)
-            self.state = EngineState.CLOSED
+        with self._closing() as started:
             if started and not process_ends:
                 self._engine.engine_core.shutdown()
-        finally:
-            self._lock.release()
 
     def abort(self) -> None:
         """End the running `score` at its next step with StopRequested, or the next one when none runs."""
         self._aborted.set()
-
-    def busy_seconds(self) -> float:
-        """Seconds spent in calls since `start`."""
-        return self._busy
 
     def _warm_up(self) -> None:
         judge = derived.judge_model(self.spec)
@@ -224,22 +209,6 @@ class JudgeEngine:
     def _drain(self) -> None:
         while self._engine.has_unfinished_requests():
             self._engine.step()
-
-    @contextmanager
-    def _operation(self, name: str) -> Iterator[None]:
-        """Serialise, check and change the state, count busy time."""
-        if not self._lock.acquire(timeout=_BUSY_SECONDS):
-            raise RuntimeError(f"judge: {name} while another call is running")
-        try:
-            after = next_state(name, self.state)
-            begin = time.perf_counter()
-            try:
-                yield
-            finally:
-                self._busy += time.perf_counter() - begin
-            self.state = after
-        finally:
-            self._lock.release()
 
 
 def judge_arguments(spec: RLJobSpec, judge: JudgeSpec, model_folder: str, max_tokens: int) -> dict[str, object]:

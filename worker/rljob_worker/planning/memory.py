@@ -255,7 +255,7 @@ class Planner:
             "weights": rank.state.weights,
             "gradients": rank.state.gradients,
             "optimizer": 0 if offloaded else rank.state.optimizer,
-            "critic": 0 if rank.critic is None else _kept(rank.critic.state, offloaded),
+            "critic": 0 if rank.critic is None else _resident(rank.critic.state, offloaded),
         }
 
     # --- a node ------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Planner:
         return sum(model.state.optimizer for model in rank.models) if offloads else 0
 
 
-def _kept(state: TrainingState, offloaded: bool) -> int:
+def _resident(state: TrainingState, offloaded: bool) -> int:
     """Bytes of an awake rank's part of a model between micro-batches."""
     return state.weights + state.gradients + (0 if offloaded else state.optimizer)
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from rljob_worker.rewards.judge_texts import (
     compiled_prompt,
     seed_of,
 )
+from rljob_worker.sandbox.http_calls import TRANSIENT, open_session, retry_after
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -38,7 +38,6 @@ _BODY_BYTES = 2**20
 _QUOTED = 300
 """Characters of an answer that an error quotes."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
-_TRANSIENT = frozenset({408, 409, 425, 429})
 _MISPLACED = frozenset({401, 403, 404, 405})
 
 
@@ -211,8 +210,8 @@ class Judge:
             if isinstance(answer, dict) and (found := read(answer)) is not None:
                 return found
             raise _Transient(f"an answer that is no chat completion: {said}")
-        if status in _TRANSIENT or status >= 500:
-            raise _Transient(f"HTTP {status}: {said}", float(after) if re.fullmatch(r"\d{1,4}", after) else 0.0)
+        if status in TRANSIENT or status >= 500:
+            raise _Transient(f"HTTP {status}: {said}", retry_after(after))
         if 300 <= status < 400 or (status in _MISPLACED and not (method == "GET" and status in (404, 405))):
             hint = "; endpoint.keyVariable names its key" if status in (401, 403) else ""
             raise RewardOutageError(f"{self._name}: {method} {path} gave HTTP {status}: {said}{hint}")
@@ -220,13 +219,8 @@ class Judge:
 
     def _opened(self) -> ClientSession:
         if self._session is None:
-            from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
-
             headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-            self._session = ClientSession(
-                connector=TCPConnector(limit=self._spec.concurrency), headers=headers, cookie_jar=DummyCookieJar(),
-                timeout=ClientTimeout(total=None), trust_env=True,
-            )  # fmt: skip
+            self._session = open_session(self._spec.concurrency, headers)
         return self._session
 
     def _without_key(self, text: str) -> str:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rljob_api import safe_text
+from rljob_worker.sandbox.http_calls import TRANSIENT, open_session, retry_after
 from rljob_worker.sandbox.limits import SandboxError, ServiceSetup
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 10.0
-_TRANSIENT = frozenset({408, 409, 425, 429})
 _QUOTED = 300
 _ESCAPED = 6
 """Bytes of JSON that one byte of output takes at most."""
@@ -224,19 +224,14 @@ class Service:
             return Ran(True, 0, "", 0.0, over_output=True)
         if status == 200:
             return _ran(content, said)
-        if status in _TRANSIENT or status >= 500:
-            seconds = float(after) if re.fullmatch(r"\d{1,4}", after) else 0.0
-            raise _Transient(f"HTTP {status}: {said}", seconds, overloaded=status in _TRANSIENT or bool(after))
+        if status in TRANSIENT or status >= 500:
+            overloaded = status in TRANSIENT or bool(after)
+            raise _Transient(f"HTTP {status}: {said}", retry_after(after), overloaded=overloaded)
         raise SandboxError(f"sandbox.service: {address} gave HTTP {status}: {said}")
 
     def _opened(self) -> ClientSession:
         if self._session is None:
-            from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
-
-            self._session = ClientSession(
-                connector=TCPConnector(limit=self._setup.concurrency), cookie_jar=DummyCookieJar(),
-                timeout=ClientTimeout(total=None), trust_env=True,
-            )  # fmt: skip
+            self._session = open_session(self._setup.concurrency)
         return self._session
 
 

@@ -26,12 +26,16 @@ _STATE_BYTES = 12
 """Bytes of a parameter in FSDP's checkpoint: fp32, and Adam's two moments."""
 
 
-def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> Path | None:
-    """The folder of `critic.model`; None where the critic starts from the policy's, or there is none.
+def critic_start(
+    spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, policy: Path, longest: int
+) -> tuple[Path | None, int]:
+    """The folder of `critic.model`, None where the critic starts from the policy's or there is none; and the bytes of
+    its checkpoint.
 
     Args:
         spec: the job.
         tokenizer: the policy's.
+        policy: the policy's folder.
         longest: tokens of the longest sequence that is trained on.
 
     Raises:
@@ -39,13 +43,14 @@ def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: 
             shorter sequences only.
     """
     critic = derived.critic(spec)
-    if critic is None or critic.model is None:
-        return None
+    if critic is None:
+        return None, 0
+    if critic.model is None:
+        return None, _checkpoint_bytes(spec.training, policy)
     folder = folder_beside(critic.model.path, spec.model.hub, f"{_FIELD}.path")
     check_json_files(folder)
     with waiting_for(f"the weights in {folder} to be looked at"):
-        # Refuses a folder that is none of a critic.
-        critic_bytes(spec.training, folder)
+        size = _checkpoint_bytes(spec.training, folder)
     facts = ModelFacts.from_hf(folder)
     try:
         own = load_tokenizer(folder).get_vocab()
@@ -67,10 +72,10 @@ def critic_folder(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, longest: 
             f"{_FIELD}.path: {folder} takes {facts.max_position_embeddings} tokens (max_position_embeddings); the job "
             f"trains on sequences of up to {longest}"
         )
-    return folder
+    return folder, size
 
 
-def critic_bytes(training: TrainingSpec, folder: Path) -> int:
+def _checkpoint_bytes(training: TrainingSpec, folder: Path) -> int:
     """Bytes of a checkpoint of the critic that starts from a folder.
 
     Raises:
