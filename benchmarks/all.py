@@ -42,6 +42,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("episodes",),
     ("episode_faults",),
     ("episode_pace",),
+    ("turn_overhead",),
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),

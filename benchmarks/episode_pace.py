@@ -1,8 +1,9 @@
 """Pace of episodes: a step's time with `Together` against that with `Free`, where environments wait.
 
-Each step of the environment waits for a time drawn by seed (log-normal, median 0.2 s, sigma 1), on which no answer
-depends. Each episode has a process of its own, so that environments wait beside each other. Both runs sample with
-the same noise: where their engines round alike, they sample the same tokens.
+Each step of the environment waits for a time of its own (log-normal, median 0.2 s, sigma 1), on which no answer
+depends; samples of one prompt wait for different times too. Each episode has a process of its own, so that
+environments wait beside each other. Both runs sample with the same noise: where their engines round alike, they
+sample the same tokens.
 
     python benchmarks/episode_pace.py [--mode Colocated Async] [--steps 4]
 
@@ -27,17 +28,17 @@ from rljob_api.spec import Pace  # noqa: E402
 from rljob_worker.records.steps import read_steps  # noqa: E402
 
 GOALS = {"Colocated": 2.0, "Async": 2.0}
-GROUPS, SAMPLES, TURNS = 4, 4, 12
+GROUPS, SAMPLES, TURNS = 8, 4, 12
 WAITING = """
 import math, random, time
 
 class Waiting:
     def reset(self, *, seed, options):
-        self.random = random.Random(seed)
+        self.random, self.waits = random.Random(seed), random.Random()
         return f"at {self.random.randrange(9)}", {}
 
     def step(self, action):
-        time.sleep(self.random.lognormvariate(math.log(0.2), 1.0))
+        time.sleep(self.waits.lognormvariate(math.log(0.2), 1.0))
         return f"at {self.random.randrange(9)}", float(len(action) % 2), False, False, {}
 """
 

@@ -13,7 +13,8 @@
     The driver's threads take turns that often, a hundred times as often as Python lets them.
 {"do": "environment", "step": 3, "call": 5, "says": "die"}
     What the fifth action of that step's episodes says when it comes to its environment first, or the next one where
-    an asynchronous step has fewer; tried again, it is what the policy said.
+    an asynchronous step has fewer; tried again, it is what the policy said. After one that costs a process, the next
+    waits until that is lost: what was given to it as well is never done there.
 {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     One bit of one weight of engine-0 is flipped as the phase begins, after the weights were landed and verified.
 """
@@ -38,6 +39,7 @@ from rljob_worker.confined.process import ConfinedProcess
 from rljob_worker.driver import job
 from rljob_worker.environments.base import Call, Step
 from rljob_worker.environments.episodes import EpisodeEnvironment
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.records import events
 
 MODULES = {"reward": "rljob_worker.rewards.worker", "environment": "rljob_worker.environments.host"}
@@ -65,11 +67,16 @@ def install(faults: list[dict[str, Any]]) -> None:
             step = current["log"].step + 1
             calls[step] = calls.get(step, 0) + 1
             for fault in said:
-                if (fault["step"], fault["call"]) <= (step, calls[step]):
+                if (fault["step"], fault["call"]) <= (step, calls[step]) and not current.get("dying"):
                     said.remove(fault)
+                    current["dying"] = fault["says"] in ("die", "hang")
                     current["log"].write("environment", says=fault["says"])
                     return Step(fault["says"])
         return call
+
+    def lost(self: EnvironmentHosts, *arguments: Any) -> None:
+        lose(self, *arguments)
+        current["dying"] = False
 
     def phase_begins(self: events.EventLog, name: str, gap: float, **lane: str) -> None:
         current["log"] = self
@@ -115,6 +122,7 @@ def install(faults: list[dict[str, Any]]) -> None:
     calls: dict[int, int] = {}
     confined_processes: list[tuple[str, ConfinedProcess]] = []
     initialise, begin_process, ask = job.Job.__init__, ConfinedProcess.__init__, EpisodeEnvironment.call
+    lose = EnvironmentHosts._lose
 
     def keep_clock(self: job.Job, *arguments: Any, **named: Any) -> None:
         initialise(self, *arguments, **named)
@@ -130,6 +138,7 @@ def install(faults: list[dict[str, Any]]) -> None:
     ConfinedProcess.__init__ = keep_process  # type: ignore[method-assign]
     if said:
         EpisodeEnvironment.call = asked  # type: ignore[method-assign]
+        EnvironmentHosts._lose = lost  # type: ignore[method-assign]
 
 
 def flip_one_bit(actor: Any) -> None:
