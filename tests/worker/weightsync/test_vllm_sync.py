@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.samples import unless_drawn
+from support.warm.protocol import ENGINE
+from support.warm.scripts import run_script
 from vllm_models import make_model
 
 HERE = Path(__file__).parent
@@ -57,13 +56,9 @@ def wrong_plans_are_refused(wrong: dict[str, str]) -> None:
     [pytest.param(*run, marks=DRAWN[name], id=name) for name, run in RUNS.items()],
 )
 def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kinds: list[str]) -> None:
-    command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
-    path = os.pathsep.join([str(HERE), *sys.path])
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, env=os.environ | {"PYTHONPATH": path}, check=False
-    )
-    lines = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert run.returncode == 0, run.stderr[-4000:]
+    script = HERE / "vllm_sync_process.py"
+    (output,) = run_script(ENGINE, script, [models, tensor_parallel, *kinds])
+    lines = [line.removeprefix("RESULT ") for line in output.splitlines() if line.startswith("RESULT ")]
     results: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert [result["kind"] for result in results] == kinds
     for result in results:
