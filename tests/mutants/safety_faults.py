@@ -172,8 +172,8 @@ SAFETY_FAULTS = (
     Fault(
         "a driver goes on in a folder that was lost and made anew",
         "worker/rljob_worker/checkpoints/fencing.py",
-        'own = read_file(path / str(self.epoch), _MOST_NONCE_BYTES).decode("ascii").strip()',
-        "own = self.nonce",
+        "for path in (epochs / str(self.epoch), *self.said_in):",
+        "for path in self.said_in:",
         FENCING,
     ),
     Fault(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from interleaving import interleave
 from jobs import checked
+from support.flips import flips
 from support.samples import ALL, SEED
 from test_run_folder import job
 
@@ -181,6 +182,24 @@ def test_checkpoint_path_is_locked_for_runs_in_other_folders_too(tmp_path: Path)
         first.check()
     second.check()
     second.close()
+
+
+@pytest.mark.parametrize("name", ["shared/owner.json", "run/run.json", "shared/.epochs/1"])
+def test_a_flipped_bit_is_no_later_driver(tmp_path: Path, name: str) -> None:
+    """Neither is it taken for one, nor does it hide one: what is damaged says nothing of the owner."""
+    folder = RunFolder(tmp_path / "run", job(checkpoint={"path": str(tmp_path / "shared")}), resume=False)
+    refused = list[str]()
+    for where in flips(tmp_path / name):
+        try:
+            folder.check()
+        except FencedError as error:
+            raise AssertionError(where) from error
+        except JobError as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert all(f"{name}: " in one and "cannot tell whether this run is still" in one for one in refused)
+    folder.check()
+    folder.close()
 
 
 def test_a_checkpoint_path_in_the_run_folder_is_locked_with_it(tmp_path: Path) -> None:

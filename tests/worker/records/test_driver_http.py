@@ -17,6 +17,7 @@ from support.clocks import at_once
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.sealed_json import unsealed
 from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.profile_request import BusyError, ProfileRequest
@@ -116,7 +117,7 @@ def raw(server: DriverServer, request: bytes) -> bytes:
 
 def test_every_endpoint_answers(serve: Serve, job: Job, tmp_path: Path) -> None:
     server = serve()
-    assert json.loads((tmp_path / "http.json").read_text()) == {"host": "127.0.0.1", "port": server.port}
+    assert unsealed((tmp_path / "http.json").read_text()) == {"host": "127.0.0.1", "port": server.port}
     assert ask(server, "/healthz") == (200, {"ok": True})
     assert ask(server, "/readyz") == (503, {"ready": False})
     job.ready = True

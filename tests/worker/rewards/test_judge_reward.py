@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import JudgeSpec, RLJobSpec, VerdictSpec
 from rljob_worker.errors import AwayError, UserError
+from rljob_worker.rewards import judge_texts
 from rljob_worker.rewards.functions import RewardOutageError, Score
 from rljob_worker.rewards.judge import Judge, JudgeSetup, judge_of
 from rljob_worker.rewards.judge_texts import Verdicts
@@ -308,6 +309,12 @@ def test_the_last_verdict_counts_and_no_thought_does() -> None:
     words = {"pattern": r"\[\[(.*?)\]\]", "values": {"A": 1, "B": -1}}
     assert verdict("[[A]] or rather [[b ]]", **words) == -1.0
     assert verdict("[[C]]", **words) == "the verdict 'C' is none of verdict.values"
+
+
+def test_a_pattern_without_end_is_ended_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_texts, "_SEARCH_SECONDS", 0.1)
+    said = verdict(f"Score: 3\n{'a' * 60}!", pattern=r"((?:a|aa)+)+$")
+    assert "verdict.pattern was not found within" in str(said)
 
 
 @pytest.mark.parametrize(

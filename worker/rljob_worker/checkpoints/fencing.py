@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ from typing import IO
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
 from rljob_worker.host.files import MOST_RUN_BYTES, explained, read_file, sync_file, sync_folder, writing
+from rljob_worker.host.sealed_json import sealed, unsealed
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ EPOCHS = ".epochs"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 """Errors of a file system that cannot lock files: some NFS mounts, and most that are no file systems at heart."""
 _POLL_SECONDS = 0.5
-_MOST_NONCE_BYTES = 1024
 
 
 def lock_folder(folder: Path, seconds: float) -> IO[str]:
@@ -96,8 +95,8 @@ class Owner:
 
     @classmethod
     def read(cls, path: Path) -> Owner:
-        """From `run.json` or `owner.json`; OSError, or WireError when it says no such thing."""
-        said = block(json.loads(read_file(path, MOST_RUN_BYTES)), "it")
+        """From a file; OSError, or ValueError when it says no such thing or is not what was written."""
+        said = block(unsealed(read_file(path, MOST_RUN_BYTES).decode()), "it")
         epoch = said.get("epoch", said.get("attempt"))
         return cls(whole(epoch, "epoch"), text(said.get("nonce", ""), "nonce"))
 
@@ -122,12 +121,11 @@ class Claim:
             FencedError: a later driver took it over.
             JobError: that cannot be determined, since something is gone or cannot be read.
         """
-        path = self.folder / EPOCHS
+        path = epochs = self.folder / EPOCHS
         try:
             # A folder that was lost and made anew counts from 1 again: it is told by this driver's own file.
-            own = read_file(path / str(self.epoch), _MOST_NONCE_BYTES).decode("ascii").strip()
-            owners = [Owner(max(_epochs(self.folder)), self.nonce), Owner(self.epoch, own)]
-            for path in self.said_in:
+            owners = [Owner(max(_epochs(self.folder)), self.nonce)]
+            for path in (epochs / str(self.epoch), *self.said_in):
                 owners.append(Owner.read(path))
         except OSError as error:
             raise JobError(f"{path}: {error.strerror}: cannot tell whether this run is still this driver's") from None
@@ -163,8 +161,9 @@ def claim_folder(folder: Path, at_least: int, said_in: tuple[Path, ...]) -> Clai
             epochs.mkdir(exist_ok=True)
             epoch = max(at_least, max(_epochs(folder), default=0) + 1)
         own = epochs / str(epoch)
-        with writing(own, len(nonce) + 1), open(own, "x", encoding="ascii") as file:
-            file.write(nonce + "\n")
+        content = sealed({"epoch": epoch, "nonce": nonce}) + "\n"
+        with writing(own, len(content)), open(own, "x", encoding="ascii") as file:
+            file.write(content)
             sync_file(file)
         sync_folder(epochs)
     except FileExistsError as error:

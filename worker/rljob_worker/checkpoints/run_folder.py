@@ -149,7 +149,7 @@ class RunFolder:
         else:
             claim = claim_folder(self._root, attempt, (self._root / OWNER_FILE, self.path / RUN_FILE))
             owner = {"run": str(self.path), "pid": os.getpid(), "nonce": claim.nonce, "epoch": claim.epoch}
-            write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
+            write_whole(self._root / OWNER_FILE, sealed(owner, indent=1), writer=claim.nonce)
         self.changes = _changes(previous, manifest, attempt)
         description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch, self.changes)
         write_whole(self.path / RUN_FILE, sealed(description.to_json(), indent=1), writer=claim.nonce, private=True)

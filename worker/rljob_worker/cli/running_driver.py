@@ -12,6 +12,7 @@ from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, TOKEN_FILE
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import read_file
+from rljob_worker.host.sealed_json import unsealed
 
 _SECONDS = 10.0
 _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -30,7 +31,7 @@ def ask_driver(folder: Path, path: str, method: str) -> None:
     from urllib import request as url_request
 
     try:
-        address = json.loads(read_file(folder / ADDRESS_FILE))
+        address = unsealed(read_file(folder / ADDRESS_FILE).decode())
         host, port = str(address["host"]), int(address["port"])
         token = os.environ.get(DRIVER_TOKEN_VARIABLE) or read_file(folder / TOKEN_FILE).decode("ascii").strip()
     except FileNotFoundError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 
+from rljob_api.beyond import beyond_the_job
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 
 
@@ -31,5 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
         from rljob_worker.cli.validate_here import look
 
         lines = look(job, arguments.manifest)
+    lines += [f"warning: {said}" for said in beyond_the_job(job.spec)]
     print(f"{arguments.manifest}: {job.metadata.name} is valid", *lines, sep="\n")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.beyond import beyond_the_job
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec, TrainingBackend
@@ -118,7 +119,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
             spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored, tools=tools
         )
     routed = {one.loaded.field: one.routed for one in scored if one.routed is not None}
-    for sentence in unused_parts(routed.values()):
+    for sentence in [*unused_parts(routed.values()), *beyond_the_job(spec)]:
         logger.warning("%s", sentence)
     check_tests(scored)
     with waiting_for("spec.reward to be imported and tried"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import threading
@@ -20,6 +19,7 @@ from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import read_text, write_whole
 from rljob_worker.host.guarded_http import GuardedHandler, GuardedServer
+from rljob_worker.host.sealed_json import sealed
 from rljob_worker.records.profile_request import BusyError, ProfileRequest, parse_request
 from rljob_worker.records.steps import StepLog
 
@@ -65,7 +65,7 @@ class DriverServer:
         host: address to listen on.
         port: 0 picks a free one.
         token: bearer token; None: one is made, and lies in `token_file` while the server runs.
-        address_file: where the chosen address is written, as `{"host": ..., "port": ...}`.
+        address_file: where the chosen address is written, as `{"host": ..., "port": ...}` with a checksum.
         token_file: for a token that is made here; its owner alone can read it.
 
     Raises:
@@ -127,7 +127,7 @@ class DriverServer:
         write_whole(self._address_file, self._address())
 
     def _address(self) -> str:
-        return json.dumps(DriverAddress(str(self._server.server_address[0]), self.port).to_json())
+        return sealed(DriverAddress(str(self._server.server_address[0]), self.port).to_json())
 
     def linger(self, seconds: float) -> bool:
         """Wait until the last record was read over HTTP, at most so long; tells whether it was."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import regex
 
 from rljob_api.spec import JudgeSpec, VerdictSpec
 from rljob_worker.errors import UserError
@@ -37,6 +38,8 @@ TRIES = 2
 _LAST = 100
 """Answers of which too many may be without a verdict."""
 _MANY = 10
+_SEARCH_SECONDS = 2.0
+"""Processor time in which a pattern has to be found in an answer; one that tries all ways to divide it has no end."""
 
 
 def compiled_prompt(judge: JudgeSpec) -> tuple[Template, set[str]]:
@@ -64,12 +67,17 @@ def compiled_prompt(judge: JudgeSpec) -> tuple[Template, set[str]]:
 
 
 def check_prompts(judges: Sequence[JudgeSpec]) -> None:
-    """Refuse a judge whose prompt cannot be used, before anything starts: UserError with its place."""
+    """Refuse a judge whose prompt or pattern cannot be used, before anything starts: UserError with its place."""
     for place, judge in enumerate(judges):
         try:
             compiled_prompt(judge)
         except ValueError as error:
             raise UserError(f"spec.judges[{place}].prompt: {error}") from None
+        try:
+            Verdicts(judge.verdict)
+        except regex.error as error:
+            field = f"spec.judges[{place}].verdict.pattern"
+            raise UserError(f"{field}: the package regex, which can end a search, does not take it: {error}") from None
 
 
 def rendered(template: Template, judge: JudgeSpec, sample: Sample) -> str:
@@ -125,7 +133,8 @@ class Verdicts:
     """Finds the verdict in what a judge wrote."""
 
     def __init__(self, spec: VerdictSpec) -> None:
-        self._spec, self._pattern = spec, re.compile(spec.pattern)
+        # Unlike `re`, it can be ended.
+        self._spec, self._pattern = spec, regex.compile(spec.pattern)
         self._values = {word.strip().casefold(): value for word, value in spec.values.items()}
 
     def read(self, text: str, *, cut: bool) -> float | str:
@@ -140,8 +149,11 @@ class Verdicts:
         before, mark, rest = text.rpartition("</think>")
         looked_at = rest if mark or not text.lstrip().startswith("<think>") else before
         found = None
-        for found in self._pattern.finditer(looked_at):  # noqa: B007
-            pass
+        try:
+            for found in self._pattern.finditer(looked_at, timeout=_SEARCH_SECONDS, concurrent=True):  # noqa: B007
+                pass
+        except TimeoutError:
+            return f"verdict.pattern was not found within {_SEARCH_SECONDS:g} s of processor time: {self._spec.pattern}"
         word = None if found is None else found.group(1)
         if word is None:
             return "the answer has no verdict"

@@ -1,0 +1,55 @@
+"""Settings that only steps behind the last of a job would come to.
+
+A manifest that is tried for a few steps has them too: they are said, and nothing is refused for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api import derived
+from rljob_api.base import ApiModel
+from rljob_api.spec import LrSchedule, RLJobSpec
+
+
+def beyond_the_job(spec: RLJobSpec) -> Iterator[str]:
+    """A sentence for each, with its path, its value and what the job has."""
+    yield from _learning_rates(spec)
+    for place, block, name, why in (
+        ("weightSync.probeEverySteps", spec.weight_sync, "probe_every_steps", "no step is probed"),
+        ("records.trajectoriesEverySteps", spec.records, "trajectories_every_steps", "no trajectory is kept"),
+        *(
+            (f"records.trackers[{i}].samplesEverySteps", one, "samples_every_steps", "no samples are sent")
+            for i, one in enumerate(spec.records.trackers)
+        ),
+    ):
+        steps: int = getattr(block, name)
+        if steps > spec.steps and not _is_default(block, name):
+            yield f"spec.{place}: {steps} is more than the job's {spec.steps} steps: {why}"
+
+
+def _learning_rates(spec: RLJobSpec) -> Iterator[str]:
+    optimizer, updates = spec.training.optimizer, derived.total_updates(spec)
+    yield from _warm_up("training.optimizer", optimizer.warmup_steps, updates, optimizer.lr)
+    decay = optimizer.decay_steps
+    if optimizer.schedule != LrSchedule.CONSTANT and decay is not None and decay > updates:
+        yield (
+            f"spec.training.optimizer.decaySteps: {decay} is more than the job's {updates} updates: the learning rate "
+            f"never comes to minLr, {optimizer.min_lr:g}"
+        )
+    critic = derived.critic(spec)
+    if critic is not None:
+        own = critic.optimizer
+        yield from _warm_up("critic.optimizer", own.warmup_steps, spec.steps * critic.updates_per_step, own.lr)
+
+
+def _warm_up(place: str, steps: int, updates: int, rate: float) -> Iterator[str]:
+    if steps > updates:
+        yield (
+            f"spec.{place}.warmupSteps: {steps} is more than the job's {updates} updates: the learning rate ends at "
+            f"{rate * updates / steps:.3g} and never comes to {rate:g}"
+        )
+
+
+def _is_default(block: ApiModel, name: str) -> bool:
+    return bool(getattr(block, name) == type(block).model_fields[name].get_default())
