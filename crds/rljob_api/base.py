@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,8 +56,25 @@ class ApiModel(BaseModel):
         protected_namespaces=(),
     )
 
+    def canonical_json(self, include: Collection[str] | None = None) -> str:
+        """JSON that is the same for equal blocks: keys of free mappings are sorted, as the API server keeps them.
+
+        Args:
+            include: only these fields; None: all.
+        """
+        return _in_order(self).model_dump_json(include=None if include is None else set(include))
+
 
 class StatusModel(ApiModel):
     """A block of the status: an older reader passes over fields that a newer writer added; code writes by attribute."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+def _in_order(value: Any) -> Any:
+    """Copy of a value with the keys of all mappings sorted."""
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: _in_order(one) for name, one in value})
+    if isinstance(value, dict):
+        return {key: _in_order(value[key]) for key in sorted(value)}
+    return [_in_order(one) for one in value] if isinstance(value, list) else value

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rljob_api.spec import RLJobSpec, SeedRows
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.seeds import SeededRows
+from rljob_worker.data.sources import load_sources
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
 
@@ -89,6 +90,30 @@ def test_other_seeds_or_another_environment_are_other_data(
         return
     with pytest.raises(UserError, match=message):
         now.check(saved)
+
+
+@pytest.mark.parametrize("own_template", [False, True])
+def test_keys_in_another_order_are_the_same_data(make_spec: MakeSpec, tmp_path: Path, own_template: bool) -> None:
+    """The API server sorts keys; checkpoints of earlier versions have a fingerprint of them as they were given."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    more = {"applyChatTemplate": True, "chat": {"templateFile": str(file)}} if own_template else {}
+
+    def with_args(**args: Any) -> RLJobSpec:
+        games = {"python": "game.py:Game", "args": args}
+        return make_spec({**LAKE, "environment": games, **more})
+
+    given = with_args(size=5, level={"b": 1, "a": [{"d": 2, "c": 3}]})
+    ordered = with_args(level={"a": [{"c": 3, "d": 2}], "b": 1}, size=5)
+    (loaded,), (in_order,) = load_sources(given), load_sources(ordered)
+    assert loaded.fingerprint == in_order.fingerprint == in_order.earlier != loaded.earlier
+    now = source(given, tmp_path)
+    saved = source(ordered, tmp_path).state()
+    assert now.check(saved) == ()
+    saved["sources"][0]["fingerprint"] = loaded.earlier
+    assert now.check(saved) == ()
+    with pytest.raises(UserError, match="changed since the data cursor was saved"):
+        source(with_args(size=6, level={"b": 1, "a": [{"d": 2, "c": 3}]}), tmp_path).check(saved)
 
 
 def test_held_out_seeds_come_in_order(make_spec: MakeSpec, tmp_path: Path) -> None:

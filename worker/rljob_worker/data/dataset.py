@@ -340,7 +340,7 @@ class _Stream:
                 f"{changed} since the data cursor was saved: {saved['rows']} rows then, {len(self.loaded.rows)} now"
             )
         mended: list[int] | None = []
-        if saved["fingerprint"] != self.loaded.fingerprint:
+        if saved["fingerprint"] not in (self.loaded.fingerprint, self.loaded.earlier):
             mended = None if store is None else store.mended(self.loaded, saved["fingerprint"])
         if mended is None:
             raise UserError(

@@ -65,6 +65,8 @@ class LoadedSource:
     rows: Sequence[Row]
     fingerprint: str
     """Changes when the rows change, or the source's own chat template."""
+    earlier: str | None = None
+    """That fingerprint as earlier versions made it, where they made it in another way."""
     template: str | None = None
     """Text of that template."""
     facts: RowFacts = dataclasses.field(default_factory=RowFacts)
@@ -120,7 +122,8 @@ def load_source(source: DataSource, field: str) -> LoadedSource:
     if template is None:
         return loaded
     both = xxhash.xxh3_128_hexdigest(f"{loaded.fingerprint}\0{template}".encode())
-    return replace(loaded, fingerprint=both, template=template)
+    earlier = loaded.earlier and xxhash.xxh3_128_hexdigest(f"{loaded.earlier}\0{template}".encode())
+    return replace(loaded, fingerprint=both, earlier=earlier, template=template)
 
 
 def check_path(source: DataSource, field: str) -> None:
@@ -211,7 +214,7 @@ def _load_rows(source: DataSource, field: str) -> LoadedSource:
         lines = _read_jsonl(content, path, source, field)
         loaded = LoadedSource(
             source.name or default_name, field, source.path, source, lines.rows,
-            xxhash.xxh3_128_hexdigest(content), None, lines.facts, lambda: lines.hashes,
+            xxhash.xxh3_128_hexdigest(content), facts=lines.facts, row_hashes=lambda: lines.hashes,
         )  # fmt: skip
     else:
         if path.suffix == ".parquet":
@@ -223,8 +226,9 @@ def _load_rows(source: DataSource, field: str) -> LoadedSource:
             rows = TableRows(_load_dataset(path, source, field), source.path, source, field)
             fingerprint = rows.fingerprint()
         loaded = LoadedSource(
-            source.name or default_name, field, source.path, source, rows, fingerprint, None, rows.facts, rows.hashes
-        )
+            source.name or default_name, field, source.path, source, rows, fingerprint,
+            facts=rows.facts, row_hashes=rows.hashes,
+        )  # fmt: skip
     if not loaded.rows:
         raise UserError(f"{field}.path: {source.path} is empty: it has no rows")
     return loaded
@@ -266,11 +270,15 @@ def _load_seeds(source: DataSource, field: str) -> LoadedSource:
     kind = environment.name or environment.python or (gymnasium and gymnasium.id) or (openenv and openenv.url)
     # One that runs has the fingerprint that it had before there was another kind.
     kinds = {"name", "gymnasium", "python", "args", *(["openenv"] if openenv is not None else [])}
-    said = environment.model_dump_json(include=kinds)
-    fingerprint = xxhash.xxh3_128_hexdigest(f"{source.seeds.model_dump_json()}\0{said}".encode())
+    # Earlier versions took keys in the order given, so that a cluster, whose API server sorts them, made another one.
+    fingerprint, earlier = (
+        xxhash.xxh3_128_hexdigest(f"{source.seeds.model_dump_json()}\0{said}".encode())
+        for said in (environment.canonical_json(kinds), environment.model_dump_json(include=kinds))
+    )
     name = source.name or re.sub(r"[^\w.-]+", "-", str(kind)).strip(".-")
     unlabelled = source.model_copy(update={"label_key": None})
-    return LoadedSource(name, field, f"{field}.seeds", unlabelled, SeededRows(source.seeds), fingerprint)
+    rows = SeededRows(source.seeds)
+    return LoadedSource(name, field, f"{field}.seeds", unlabelled, rows, fingerprint, earlier)
 
 
 @dataclass(frozen=True, slots=True)

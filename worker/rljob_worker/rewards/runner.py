@@ -239,7 +239,7 @@ class RewardRunner:
         if known is None:
             found = []
             for part in parts_of(reward):
-                key = part.reward.model_dump_json()
+                key = part.reward.canonical_json()
                 if key not in self._scorers:
                     self._scorers[key] = self._make_scorer(part.reward)
                 found.append((part, self._scorers[key]))
@@ -256,7 +256,7 @@ class RewardRunner:
             return _alone(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
         if (inline := _inline(reward, self._max_response_tokens)) is not None:
             return inline
-        calling = self._callings.get(reward.model_dump_json())
+        calling = self._callings.get(reward.canonical_json())
         asynchronous = calling is not None and calling.asynchronous
         at_once = MAX_ASYNC_CALLS
         if reward.name == "judge":
@@ -325,7 +325,7 @@ class RewardRunner:
                 )
             self._judge.check(columns)
         elif reward.python is not None or reward.name == "judge":
-            self._callings[reward.model_dump_json()] = check_function(
+            self._callings[reward.canonical_json()] = check_function(
                 self._setup(reward, columns, label_key, tried=True), self.place(reward)
             )
         if reward.name == "code":
@@ -341,7 +341,7 @@ class RewardRunner:
                 raise UserError(f"reward.args.{key}: {name!r} is no column of the data; there are {known}")
         if self._sandbox.service is None:
             refuse(Kernel.here(), self._sandbox)
-        self._callings[reward.model_dump_json()] = check_function(self._setup(reward, tried=True), self.place(reward))
+        self._callings[reward.canonical_json()] = check_function(self._setup(reward, tried=True), self.place(reward))
 
     def _setup(
         self,

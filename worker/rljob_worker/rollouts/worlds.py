@@ -327,7 +327,7 @@ def environment_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
 def _key(source: DataSource) -> str:
     """The settings of a source's environment."""
     assert source.environment is not None
-    return source.environment.model_dump_json()
+    return source.environment.canonical_json()
 
 
 def source_of(environment: TextEnvironmentSpec) -> Source:
