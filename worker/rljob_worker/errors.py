@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rljob_api.wire.exit_codes import ExitCode
 
 
@@ -59,3 +61,8 @@ class WeightSyncError(JobError):
     """A weight sync failed; engines that took part are unusable until a later sync succeeds."""
 
     exit_code = ExitCode.WEIGHT_SYNC
+
+
+def no_folder(path: Path) -> str:
+    """Say why a path is no folder: a file lies there, or nothing."""
+    return f"{path}: is a file, and a folder is needed" if path.exists() else f"{path}: there is no such folder"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_worker.errors import UserError
+from rljob_worker.errors import UserError, no_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EpisodeTokens:
         from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 
         if not folder.is_dir():
-            raise UserError(f"--tokenizer: {folder}: there is no such folder")
+            raise UserError(f"--tokenizer: {no_folder(folder)}")
         # transformers imports torch, which would ask for a device that is not used.
         os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
         from rljob_worker.data.tokenizer import load_tokenizer

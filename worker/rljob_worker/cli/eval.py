@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest, without_outlets
 from rljob_worker.cli.named_checkpoint import is_run, named_checkpoint
 from rljob_worker.cli.trust import add_trust_argument
-from rljob_worker.errors import UserError
+from rljob_worker.errors import UserError, no_folder
 
 if TYPE_CHECKING:
     from rljob_api import RLJob
@@ -173,7 +173,7 @@ def _model_folder(folder: Path) -> Path:
     from rljob_worker.checkpoints.state import META
 
     if not folder.is_dir():
-        raise UserError(f"--model: {folder}: there is no such folder; needed is one with config.json and *.safetensors")
+        raise UserError(f"--model: {no_folder(folder)}; needed is one with config.json and *.safetensors")
     if (folder / META).is_file() or is_run(folder):
         raise UserError(f"--model: {folder} is of a run and holds no exported weights; use --checkpoint {folder}")
     return folder

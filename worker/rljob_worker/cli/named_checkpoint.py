@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.cli.trust import checkpoints_of, say
-from rljob_worker.errors import UserError
+from rljob_worker.errors import UserError, no_folder
 
 if TYPE_CHECKING:
     from rljob_worker.checkpoints.reader import Found
@@ -65,7 +65,7 @@ def _run_and_step(folder: Path, step: int | None) -> tuple[Path, int | None]:
     from rljob_worker.checkpoints.reader import step_of_folder
 
     if not folder.is_dir():
-        raise UserError(f"--checkpoint: {folder}: there is no such folder; needed is a run folder")
+        raise UserError(f"--checkpoint: {no_folder(folder)}; needed is a run folder")
     if is_run(folder):
         return folder, step
     of_folder = step_of_folder(folder.resolve())

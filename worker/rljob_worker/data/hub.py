@@ -12,7 +12,7 @@ from typing import Any
 
 from rljob_api.spec import Hub
 from rljob_worker.data import hub_answers
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import JobError, UserError, no_folder
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def folder_beside(path: str, hub: Hub, field: str) -> Path:
     if local.is_dir():
         return local
     if path.startswith(("/", "~", ".")):
-        raise UserError(f"{field}: {path}: there is no such folder")
+        raise UserError(f"{field}: {no_folder(local)}")
     return snapshot(path, hub, field, patterns=MODEL_FILES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_api.wire.run_status import RUN_FILE, RunDescription
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import JobError, UserError, no_folder
 from rljob_worker.host.files import MOST_RUN_BYTES, read_file
 from rljob_worker.host.sealed_json import unsealed
 
@@ -34,7 +34,7 @@ def read_run(folder: Path) -> RunDescription | None:
 def require_run_folder(folder: Path) -> RunDescription:
     """The content of `run.json`; UserError when the folder holds no run."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
+        raise UserError(no_folder(folder))
     content = read_run(folder)
     if content is None:
         raise UserError(f"{folder}: not a run folder (it has no {RUN_FILE})")
