@@ -128,6 +128,7 @@ $(DOCS_STAMP): $(STAMP) requirements/docs.txt
 
 docs: $(DOCS_STAMP) ## The documentation as a site in dist/site, built strictly: no dead link, no dead anchor
 	@$(VENV)/docs/bin/python docs/site_build.py
+	@echo "dist/site/index.html; for its search, which a browser refuses to a file: $(BIN)/python -m http.server --bind 127.0.0.1 --directory dist/site"
 
 lint: $(STAMP) $(DOCS_STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may not grow, Chinese pages older than the English ones, the site of the documentation
 	@$(BIN)/ruff check .
