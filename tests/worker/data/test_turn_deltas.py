@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rljob_worker.data.tokenizer import CHAT_TEMPLATE
-from rljob_worker.data.turns import TurnRenderer, template_of
+from rljob_worker.data.turns import Message, TurnRenderer, template_of
 from rljob_worker.errors import UserError
 from rljob_worker.flow.streams import SpanKind, TokenStream
 
@@ -108,6 +109,23 @@ def test_an_answer_that_was_cut_is_closed_by_the_delta() -> None:
     # Another stop token is no close of the template's.
     other = tokenizer.convert_tokens_to_ids("<eos>")
     assert tokenizer.decode(turns.after(other, "up").ids) == end + opening
+
+
+def test_what_was_said_before_is_not_rendered_again() -> None:
+    tokenizer = bpe(*TEMPLATES["chatml"])
+    rendered: list[str] = []
+
+    def render(messages: Sequence[Message], opened: bool) -> str:
+        rendered.append(messages[-1]["content"])
+        return template_of(tokenizer)(messages, opened)
+
+    turns = TurnRenderer(render, tokenizer, [tokenizer.eos_token_id], "the template")
+    rendered.clear()
+    asked: list[tuple[int | None, str]] = [(None, "3"), (tokenizer.eos_token_id, "3"), (None, "4")]
+    first = [turns.after(*one) for one in asked]
+    assert len(set(first)) == len(rendered) == 3
+    assert [turns.after(*one) for one in asked] == first
+    assert len(rendered) == 3
 
 
 def test_the_text_of_a_special_token_in_an_observation_stays_text() -> None:

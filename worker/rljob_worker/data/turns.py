@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.data.special_texts import SpecialTexts
@@ -26,6 +27,8 @@ OBSERVED_BY, TOOL = "user", "tool"
 """The roles in which an environment and tools speak."""
 _SENTINEL, _OTHER_SENTINEL = "Zqxv", "Wjkp"
 _SHOWN = 80
+_KEPT = 1024
+"""Newest observations whose tokens are kept: games say the same in many places and samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class TurnRenderer:
         self._stops = {int(stop): str(tokenizer.convert_ids_to_tokens(int(stop))) for stop in stops}
         self.special = SpecialTexts(tokenizer)
         """Texts that observations must not have as they are."""
+        # Rendering and tokenizing take 70 us of the one thread that asks the engines.
+        self._kept = lru_cache(_KEPT)(self._delta)
         self._check_history()
         self.closing = self._closing()
         """The stop token that closes an answer; None where the template closes answers with nothing."""
@@ -81,6 +86,9 @@ class TurnRenderer:
                 answer is appended unless that token is what closes it.
             observed: the environment's text, or the messages of several tools.
         """
+        return self._kept(ended_by, observed)
+
+    def _delta(self, ended_by: int | None, observed: tuple[str, ...]) -> Delta:
         texts = [self.special.broken(one) for one in observed]
         tail = self._tail(self._histories[0], [text for text, _ in texts], _SENTINEL)
         end = None if ended_by is None else self._stops.get(ended_by)
