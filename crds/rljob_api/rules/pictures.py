@@ -8,7 +8,16 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DataSource, DataSpec, EvaluationSet, Mode, RLJobSpec, SyntheticData, TrainingBackend
+from rljob_api.spec import (
+    DataSource,
+    DataSpec,
+    EvaluationSet,
+    LoraHandover,
+    Mode,
+    RLJobSpec,
+    SyntheticData,
+    TrainingBackend,
+)
 
 _COLORS = 13
 
@@ -72,10 +81,10 @@ PICTURES = (
         lambda spec: spec.mode == Mode.COLOCATED,
     ),
     _with_pictures(
-        "training.lora",
-        "adapters are not trained with pictures",
-        "no training.lora, or data without pictures",
-        lambda spec: spec.training.lora is None,
+        "training.lora.handover",
+        "engines compute with adapters apart in models of text alone",
+        "Merged, or data without pictures",
+        lambda spec: spec.training.lora is None or spec.training.lora.handover == LoraHandover.MERGED,
     ),
     _with_pictures(
         "algorithm.name",
