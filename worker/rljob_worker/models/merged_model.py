@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from rljob_api.spec import LoraSpec
 from rljob_worker.errors import UserError
@@ -16,6 +16,7 @@ from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.adapters import (
     A,
     B,
+    LinearModule,
     adapted_modules,
     base_digests,
     check_base,
@@ -26,7 +27,7 @@ from rljob_worker.models.adapters import (
 )
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import open_tensors, tensor_shapes
-from rljob_worker.models.hf_model import build_hf_model, tied_names
+from rljob_worker.models.hf_model import HfModel, build_hf_model, tied_names
 from rljob_worker.models.weight_files import tensor_files
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -98,7 +99,8 @@ def save_peft_folder(
     target.mkdir(parents=True, exist_ok=True)
     if (target / PEFT_WEIGHTS).exists():
         raise UserError(f"{target}: has adapters already; choose an empty folder")
-    chosen = adapted_modules(linear_modules(build_hf_model(model_folder)), lora, str(model_folder))
+    model = build_hf_model(model_folder)
+    chosen = adapted_modules(linear_modules(model), lora, str(model_folder))
     tensors = {f"{_PEFT_MODEL}{name}.weight": tensor.contiguous() for name, tensor in adapters.items()}
     with writing(target / PEFT_WEIGHTS, sum(tensor.nbytes for tensor in tensors.values())):
         save_file(tensors, target / PEFT_WEIGHTS, metadata={"format": "pt"})
@@ -108,9 +110,17 @@ def save_peft_folder(
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": sorted({module.short for module in chosen}),
+        "target_modules": _targets(model, chosen),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
     }
     write_whole(target / PEFT_CONFIG, json.dumps(config, indent=2) + "\n", durable=False)
+
+
+def _targets(model: HfModel, chosen: Sequence[LinearModule]) -> list[str]:
+    """Last parts of the chosen modules' names; whole names where a module that is not chosen ends like one, for PEFT
+    would give it an adapter too: a tower's MLP may be called as the language model's."""
+    names, short = {module.name for module in chosen}, {module.short for module in chosen}
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return sorted(names if any(name.rpartition(".")[2] in short and name not in names for name in linear) else short)
