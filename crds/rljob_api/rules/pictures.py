@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DataSource, DataSpec, EvaluationSet, RLJobSpec, SyntheticData, TrainingBackend
+from rljob_api.spec import DataSource, DataSpec, EvaluationSet, LoraHandover, RLJobSpec, SyntheticData, TrainingBackend
 
 _COLORS = 13
 
@@ -64,6 +64,12 @@ PICTURES = (
         "Megatron trains the language half of a model alone, without pictures",
         "FSDP, or data without pictures",
         lambda spec: spec.training.backend == TrainingBackend.FSDP,
+    ),
+    _with_pictures(
+        "training.lora.handover",
+        "engines compute with adapters apart in models of text alone",
+        "Merged, or data without pictures",
+        lambda spec: spec.training.lora is None or spec.training.lora.handover == LoraHandover.MERGED,
     ),
     _with_pictures(
         "algorithm.name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import yaml
 from jobs import REPOSITORY, final_state, finish, manifest, run, start_faulty
 from safetensors.torch import load_file
+from support.samples import NONE_SKIPPED, SEED
 from support.step_lines import read_steps
 
 from rljob_worker.records.trajectories import read_trajectories
@@ -19,27 +20,52 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 4
 RANKS = 2
+LORA = {"rank": 8, "alpha": 16}
+WAYS: dict[str, dict[str, Any]] = {
+    "Colocated": {},
+    "Colocated, adapters": {"lora": LORA},
+    "Disaggregated": {"mode": "Disaggregated"},
+    "Disaggregated, adapters": {"mode": "Disaggregated", "lora": LORA},
+    "Async": {"mode": "Async"},
+    "Async, adapters": {"mode": "Async", "lora": LORA},
+}
+"""Modes with devices of their own at staleness 0, where a run that was killed has the bits of one that was not."""
+DRAWN = list(WAYS) if NONE_SKIPPED else [random.Random(f"{SEED} pictures").choice(list(WAYS))]
 
 
-def job(folder: Path) -> Path:
+@pytest.fixture(scope="module", params=DRAWN)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def job(folder: Path, way: str) -> Path:
     """The example's model and data, with rows of two trainers and two updates a step."""
     path = REPOSITORY / "examples" / "vision.yaml"
-    spec: dict[str, Any] = copy.deepcopy(yaml.safe_load(path.read_text(encoding="utf-8"))["spec"])
+    spec: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
+    mode = WAYS[way].get("mode", "Colocated")
+    rollout: dict[str, Any] = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True}
+    resources = spec["resources"] | {"devicesPerNode": RANKS}
+    if mode != "Colocated":
+        rollout["staleness"] = {"max": 0}
+        resources = {"profile": "cpu", "trainer": {"devicesPerNode": RANKS}, "rollout": {"devicesPerNode": 1}}
+    adapters = {key: value for key, value in WAYS[way].items() if key == "lora"}
     return manifest(
         folder,
+        mode=mode,
         model=spec["model"],
         data=spec["data"] | {"synthetic": spec["data"]["synthetic"] | {"rows": 64}},
-        training=spec["training"] | {"globalBatchSize": 8},
-        resources=spec["resources"] | {"devicesPerNode": RANKS},
+        rollout=rollout,
+        training=spec["training"] | {"globalBatchSize": 8} | adapters,
+        resources=resources,
         steps=STEPS,
     )
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(way: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that went through undisturbed."""
     folder = tmp_path_factory.mktemp("vision")
-    code, output = run("run", job(folder), "--output", folder / "run")
+    code, output = run("run", job(folder, way), "--output", folder / "run")
     assert code == 0, output
     return folder / "run"
 
@@ -65,20 +91,21 @@ def test_pictures_are_shown(finished: Path) -> None:
     assert 'alt="picture of the prompt" src="data:image/png;base64,iVBOR' in (finished / "report.html").read_text()
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_ends_with_the_same_bits(way: str, finished: Path, tmp_path: Path) -> None:
     fault = {"do": "kill", "process": "trainer-1", "phase": "actor_train", "step": 3}
-    code, output = finish(start_faulty(job(tmp_path), tmp_path / "run", fault))
+    code, output = finish(start_faulty(job(tmp_path, way), tmp_path / "run", fault))
     assert code != 0, output
     code, output = run("run", tmp_path / "job.yaml", "--output", tmp_path / "run", "--resume")
     assert code == 0, output
     assert final_state(tmp_path / "run", RANKS) == final_state(finished, RANKS)
 
 
-def test_an_export_has_the_tower_as_it_was(finished: Path, tmp_path: Path) -> None:
+def test_an_export_has_the_tower_as_it_was(way: str, finished: Path, tmp_path: Path) -> None:
     code, output = run("export", finished, "--step", str(STEPS), "--to", tmp_path / "hf")
     assert code == 0, output
     before, after = load_file(finished / "model/model.safetensors"), load_file(tmp_path / "hf/model.safetensors")
     assert before.keys() == after.keys()
     for name, tensor in after.items():
-        assert torch.equal(tensor, before[name]) == ("visual." in name), name
+        trained = "visual." not in name and ("lora" not in WAYS[way] or name.endswith("_proj.weight"))
+        assert torch.equal(tensor, before[name]) != trained, name
     assert (tmp_path / "hf/processor_config.json").is_file()

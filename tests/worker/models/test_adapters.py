@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pictures_process import CONFIGS
 from safetensors.torch import load_file
 from support.architectures import ARCHITECTURES
 from torch import Tensor, nn
@@ -185,6 +186,20 @@ def test_adapters_as_peft_names_them(written: Path, tmp_path: Path) -> None:
     assert len(saved) == len(trained) == 2 * 4 * 2
     with pytest.raises(UserError, match="has adapters already"):
         save_peft_folder(tmp_path / "peft", written, lora, trained, "org/name")
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_tower_gets_no_adapters_from_peft(kind: str, tmp_path: Path) -> None:
+    model, lora = tmp_path / "model", LoraSpec(rank=4, targets=["q_proj", "up_proj"])
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": kind, **CONFIGS[kind]}))
+    save_peft_folder(tmp_path / "peft", model, lora, trained_adapters(model, lora), "org/name")
+    targets = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["target_modules"]
+    linear = [name for name, module in build_hf_model(model).named_modules() if isinstance(module, nn.Linear)]
+    # PEFT's: the name, or what a name ends with after a dot.
+    adapted = [name for name in linear if any(f".{name}".endswith(f".{target}") for target in targets)]
+    assert len(adapted) == 2 * 2
+    assert all(name.startswith("model.language_model.layers.") for name in adapted)
 
 
 def test_a_base_that_changed_is_named(written: Path) -> None:

@@ -27,7 +27,7 @@ from rljob_worker.models.adapters import (
 )
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import open_tensors, tensor_shapes
-from rljob_worker.models.hf_model import HfModel, build_hf_model, tied_names
+from rljob_worker.models.hf_model import build_hf_model, tied_names
 from rljob_worker.models.weight_files import tensor_files
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -118,7 +118,7 @@ def save_peft_folder(
     write_whole(target / PEFT_CONFIG, json.dumps(config, indent=2) + "\n", durable=False)
 
 
-def _targets(model: HfModel, chosen: Sequence[LinearModule]) -> list[str]:
+def _targets(model: nn.Module, chosen: Sequence[LinearModule]) -> list[str]:
     """Last parts of the chosen modules' names; whole names where a module that is not chosen ends like one, for PEFT
     would give it an adapter too: a tower's MLP may be called as the language model's."""
     names, short = {module.name for module in chosen}, {module.short for module in chosen}
