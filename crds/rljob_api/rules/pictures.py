@@ -8,16 +8,7 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.rules.core import Rule
-from rljob_api.spec import (
-    DataSource,
-    DataSpec,
-    EvaluationSet,
-    LoraHandover,
-    Mode,
-    RLJobSpec,
-    SyntheticData,
-    TrainingBackend,
-)
+from rljob_api.spec import DataSource, DataSpec, EvaluationSet, LoraHandover, RLJobSpec, SyntheticData, TrainingBackend
 
 _COLORS = 13
 
@@ -73,12 +64,6 @@ PICTURES = (
         "Megatron trains the language half of a model alone, without pictures",
         "FSDP, or data without pictures",
         lambda spec: spec.training.backend == TrainingBackend.FSDP,
-    ),
-    _with_pictures(
-        "mode",
-        "pictures are trained with where engines and trainers take turns",
-        "Colocated, or data without pictures",
-        lambda spec: spec.mode == Mode.COLOCATED,
     ),
     _with_pictures(
         "training.lora.handover",

@@ -24,8 +24,12 @@ LORA = {"rank": 8, "alpha": 16}
 WAYS: dict[str, dict[str, Any]] = {
     "Colocated": {},
     "Colocated, adapters": {"lora": LORA},
+    "Disaggregated": {"mode": "Disaggregated"},
+    "Disaggregated, adapters": {"mode": "Disaggregated", "lora": LORA},
+    "Async": {"mode": "Async"},
+    "Async, adapters": {"mode": "Async", "lora": LORA},
 }
-"""Settings of `training` over the example's."""
+"""Modes with devices of their own at staleness 0, where a run that was killed has the bits of one that was not."""
 DRAWN = list(WAYS) if NONE_SKIPPED else [random.Random(f"{SEED} pictures").choice(list(WAYS))]
 
 
@@ -38,14 +42,21 @@ def job(folder: Path, way: str) -> Path:
     """The example's model and data, with rows of two trainers and two updates a step."""
     path = REPOSITORY / "examples" / "vision.yaml"
     spec: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
+    mode = WAYS[way].get("mode", "Colocated")
     rollout: dict[str, Any] = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True}
+    resources = spec["resources"] | {"devicesPerNode": RANKS}
+    if mode != "Colocated":
+        rollout["staleness"] = {"max": 0}
+        resources = {"profile": "cpu", "trainer": {"devicesPerNode": RANKS}, "rollout": {"devicesPerNode": 1}}
+    adapters = {key: value for key, value in WAYS[way].items() if key == "lora"}
     return manifest(
         folder,
+        mode=mode,
         model=spec["model"],
         data=spec["data"] | {"synthetic": spec["data"]["synthetic"] | {"rows": 64}},
         rollout=rollout,
-        training=spec["training"] | {"globalBatchSize": 8} | WAYS[way],
-        resources=spec["resources"] | {"devicesPerNode": RANKS},
+        training=spec["training"] | {"globalBatchSize": 8} | adapters,
+        resources=resources,
         steps=STEPS,
     )
 
