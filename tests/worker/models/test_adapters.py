@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,7 +187,7 @@ def test_an_update_is_that_of_peft(written: Path, tmp_path: Path) -> None:
     save_peft_folder(tmp_path / "peft", written, lora, trained, str(written))
     base = AutoModelForCausalLM.from_pretrained(written)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft", is_trainable=True).eval()
-    ours = build_hf_model(written)
+    ours: Any = build_hf_model(written)
     add_adapters(ours, lora, torch.float32, "x")
     weights = AutoModelForCausalLM.from_pretrained(written).state_dict() | {
         name: tensor.clone() for name, tensor in trained.items()
@@ -207,10 +208,10 @@ def test_an_update_is_that_of_peft(written: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         ShardedAdamW(rows, spec, nullcontext, on_host=False).step(gradients, spec.lr)
     torch.optim.Adam(beside.values(), lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps).step()
-    for name, parameter in rows.items():
+    for name, row in rows.items():
         torch.testing.assert_close(gradients[name], gradient_of(beside[name]), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(parameter, beside[name], atol=1e-5, rtol=0)
-        assert float((parameter.detach() - trained[name]).abs().max()) > 1e-3
+        torch.testing.assert_close(row, beside[name], atol=1e-5, rtol=0)
+        assert float((row.detach() - trained[name]).abs().max()) > 1e-3
 
 
 def test_adapters_as_peft_names_them(written: Path, tmp_path: Path) -> None:
