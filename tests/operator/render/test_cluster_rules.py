@@ -161,12 +161,12 @@ def test_old_kuberay_is_refused(version: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("kuberay", "ray", "given", "expected"),
     [
-        ((1, 5, 1), "2.56.1", "Auto", {"mode": "token"}),
+        ((1, 5, 1), "2.60.0", "Auto", {"mode": "token"}),
         ((1, 6), "2.52.0", "Auto", {"mode": "token"}),
-        ((1, 6, 2), "2.56.1", "Token", {"mode": "token"}),
-        ((1, 6, 2), "2.56.1", "'Off'", None),
-        ((1, 5, 0), "2.56.1", "Auto", None),
-        ((1, 5), "2.56.1", "Auto", None),
+        ((1, 6, 2), "2.60.0", "Token", {"mode": "token"}),
+        ((1, 6, 2), "2.60.0", "'Off'", None),
+        ((1, 5, 0), "2.60.0", "Auto", None),
+        ((1, 5), "2.60.0", "Auto", None),
         ((1, 6, 2), "2.51.1", "Auto", None),
     ],
 )
