@@ -371,6 +371,8 @@ def test_ray_waits_for_a_stopped_driver_to_save_and_sees_how_it_ended() -> None:
     subreaper = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
     assert subreaper not in head
     assert worker[subreaper] == "true"
+    # Ray would do without it beside process groups.
+    assert worker["RAY_process_group_cleanup_enabled"] == "false"
 
 
 @pytest.mark.parametrize("binding", ["1", "2", "2,npu0:0-23", "npu_affine:1"])

@@ -19,9 +19,9 @@ from rljob_worker.errors import ProcessDiedError
 MESSAGE = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: 9181889d) "
     "was 22.27GB used / 23.54GB limit (0.946240)\nOOM kill reason: Memory usage 24017907712B exceeded threshold of "
-    "24012259328B (95.0% of 25276063744B limit)\nObject store memory usage: [- objects spillable: 0\n- bytes spillable: 0\n"
-    "]\nRay killed 1 worker(s) based on the killing policy\nTotal non-selected idle workers: 0\nTop 10 memory users: "
-    "PID\tMEM(GB)\tCOMMAND\n10630\t13.29\tray::TrainerActor.train\n10656\t2.60\tray::EngineActor\n"
+    "24012259328B (95.0% of 25276063744B limit)\nObject store memory usage: [- objects spillable: 0\n"
+    "- bytes spillable: 0\n]\nRay killed 1 worker(s) based on the killing policy\nTotal non-selected idle workers: 0\n"
+    "Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n10630\t13.29\tray::TrainerActor.train\n10656\t2.60\tray::EngineActor\n"
     "12571\t2.49\tray::EngineSide\n10279\t0.57\t/home/me/rljob/.venv/bin/python .venv/bin/rljob run "
     "examples/gsm8k.yaml --output runs/gsm8k\n12258\t0.31\tpython other.py\n10513\t0.08\tray::DashboardAgent\nRefer to "
     "the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/. To adjust the kill "
