@@ -181,7 +181,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("worker_image", "worker image of jobs that name none")
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")
     add("kuberay_version", "version of the KubeRay operator in the cluster, like 1.6.2")
-    add("ray_version", "version of Ray in the worker images, like 2.56.1")
+    add("ray_version", "version of Ray in the worker images, like 2.60.0")
     add("label_prefixes", "prefixes of RLJobs' labels that RayClusters get too, with commas between: a.com,b.org")
     add("policy", "what jobs may name, as the chart's values of `policy` in JSON; default: the chart's")
     add("operator_pod_labels", "labels of the operator's pods, for NetworkPolicies: key=value,key=value")

@@ -1,6 +1,6 @@
 """Stands in for Ray's dashboard and for the driver in the head pods of kwok's nodes, which run nothing.
 
-`/ray/NAMESPACE/CLUSTER/...` answers as Ray 2.56's job API does (ray/dashboard/modules/job/{job_head,job_agent,
+`/ray/NAMESPACE/CLUSTER/...` answers as Ray 2.60's job API does (ray/dashboard/modules/job/{job_head,job_agent,
 job_supervisor}.py), `/driver/NAMESPACE/CLUSTER/...` as the driver's endpoint. Both only while the cluster has a
 running head pod; a new head has none of the old one's submissions, and a lost worker pod makes the driver end with
 1.
@@ -262,7 +262,7 @@ class RayStandIn(Server):
         if path == "/api/jobs/" and request.method == "POST":
             return await self._submit(request, key, head)
         if path == "/api/version":
-            version = {"version": "4", "ray_version": "2.56.1", "ray_commit": "", "session_name": head.session}
+            version = {"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": head.session}
             return web.json_response(version)
         if path == "/api/v0/logs/file":
             return _answer_log(request.query, head)

@@ -274,7 +274,7 @@ def someone_else_s_cluster_of_the_same_name_is_left_alone(case: Case) -> None:
         "spec": {
             "headGroupSpec": {
                 "rayStartParams": {},
-                "template": {"spec": {"containers": [{"name": "ray-head", "image": "rayproject/ray:2.56.1"}]}},
+                "template": {"spec": {"containers": [{"name": "ray-head", "image": "rayproject/ray:2.60.0"}]}},
             }
         },
     }

@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 IMAGES = {path.parent.name: path for path in sorted((ROOT / "images").glob("*/Dockerfile"))}
 ON_DEVICES = ("worker-ascend", "worker-cuda")
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-REPLACED = {"worker-ascend": {"ray": "2.48"}, "worker-cuda": {"transformers": "5.12"}}
+REPLACED = {
+    "worker-ascend": {"ray": "2.48", "aiohttp": "3.14.3"},
+    "worker-cuda": {"transformers": "5.12", "aiohttp": "3.14.1", "yarl": "1.24.2"},
+}
 """Packages that the images bring in another version than their base -> the base's."""
 ELSEWHERE = {
     "worker-ascend": {"opentelemetry-exporter-prometheus"},
@@ -115,7 +118,7 @@ def test_lock_has_what_the_base_lacks(image: str) -> None:
     assert not {"torch", "torch-npu", "vllm", "vllm-ascend", "numpy", "triton"} & set(lock)
     assert {"ray", "megatron-core", "transformers"} <= set(lock) | set(base)
     versions = lock | base
-    assert (versions["ray"], versions["megatron-core"], versions["transformers"]) == ("2.56.1", "0.16.1", "5.5.4")
+    assert (versions["ray"], versions["megatron-core"], versions["transformers"]) == ("2.60.0", "0.16.1", "5.5.4")
     others = {name for name, version in lock.items() if name in tested and tested[name] != version}
     assert others <= ELSEWHERE[image], "CPU tests say nothing about these: name them, or let `make lock` resolve anew"
     blocks = re.split(r"^(?=\S)", (ROOT / f"requirements/{image}.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)[

@@ -91,7 +91,7 @@ PROFILE = HardwareProfile(
         "async_scheduling": NO_ASYNC_SCHEDULING,
     },
     allocator_variable="PYTORCH_NPU_ALLOC_CONF",
-    # Ray: npu.py of 2.56.
+    # Ray: npu.py of 2.60.
     explicit_devices_variable="RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
     # HwHiAiUser's, as the driver's installer makes it.
     device_group=1000,

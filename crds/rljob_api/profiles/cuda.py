@@ -23,7 +23,7 @@ PROFILE = HardwareProfile(
     head_environment={"NVIDIA_VISIBLE_DEVICES": "void"},
     refused_engine_args={"async_scheduling": NO_ASYNC_SCHEDULING},
     allocator_variable="PYTORCH_CUDA_ALLOC_CONF",
-    # Ray: nvidia_gpu.py of 2.56.
+    # Ray: nvidia_gpu.py of 2.60.
     explicit_devices_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
     restricted=True,
 )

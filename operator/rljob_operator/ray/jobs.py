@@ -29,7 +29,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 class RayJobs:
     """Submits, follows and stops drivers.
 
-    Facts are from Ray 2.56 (`dashboard/modules/job`, `dashboard/modules/state`), seen on a real head.
+    Facts are from Ray 2.60 (`dashboard/modules/job`, `dashboard/modules/state`), seen on a real head.
 
     Args:
         session: carries the requests.

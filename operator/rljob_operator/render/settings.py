@@ -20,7 +20,7 @@ class RenderSettings:
     """Worker image by profile name."""
     kuberay_version: tuple[int, ...] = (1, 5, 1)
     """Version of the KubeRay operator in the cluster, as (major, minor) or (major, minor, patch)."""
-    ray_version: str = "2.56.1"
+    ray_version: str = "2.60.0"
     """Version of Ray in the worker images."""
     label_prefixes: tuple[str, ...] = ()
     """Prefixes (without the slash) of RLJobs' labels that RayClusters get too. Labels without a prefix always go on."""

@@ -37,6 +37,8 @@ _RAY_WORKER = {
     # An actor that is killed must not leave the engine's own child processes on the device. Not on the head: it makes
     # Ray's processes ignore SIGCHLD, and then a driver that failed is reported as succeeded with exit code 0.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # Where it is on, Ray ends an actor's process group instead, and what left that group stays.
+    "RAY_process_group_cleanup_enabled": "false",
 }
 _LEAVE_SECONDS = 15
 _RESTRICTED = {

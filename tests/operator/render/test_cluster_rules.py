@@ -161,12 +161,12 @@ def test_old_kuberay_is_refused(version: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("kuberay", "ray", "given", "expected"),
     [
-        ((1, 5, 1), "2.56.1", "Auto", {"mode": "token"}),
+        ((1, 5, 1), "2.60.0", "Auto", {"mode": "token"}),
         ((1, 6), "2.52.0", "Auto", {"mode": "token"}),
-        ((1, 6, 2), "2.56.1", "Token", {"mode": "token"}),
-        ((1, 6, 2), "2.56.1", "'Off'", None),
-        ((1, 5, 0), "2.56.1", "Auto", None),
-        ((1, 5), "2.56.1", "Auto", None),
+        ((1, 6, 2), "2.60.0", "Token", {"mode": "token"}),
+        ((1, 6, 2), "2.60.0", "'Off'", None),
+        ((1, 5, 0), "2.60.0", "Auto", None),
+        ((1, 5), "2.60.0", "Auto", None),
         ((1, 6, 2), "2.51.1", "Auto", None),
     ],
 )
@@ -371,6 +371,8 @@ def test_ray_waits_for_a_stopped_driver_to_save_and_sees_how_it_ended() -> None:
     subreaper = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
     assert subreaper not in head
     assert worker[subreaper] == "true"
+    # Ray would do without it beside process groups.
+    assert worker["RAY_process_group_cleanup_enabled"] == "false"
 
 
 @pytest.mark.parametrize("binding", ["1", "2", "2,npu0:0-23", "npu_affine:1"])

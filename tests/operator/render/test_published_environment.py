@@ -105,6 +105,6 @@ def test_training_command() -> None:
 
 
 def test_engines_over_two_devices_get_their_devices_from_us() -> None:
-    # Ray 2.56 reads this name; the one in Relax PR 52 has no RT and does nothing.
+    # Ray 2.60 reads this name; the one in Relax PR 52 has no RT and does nothing.
     assert environment("rollout")["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"] == "1"
     assert "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" not in environment("trainer")

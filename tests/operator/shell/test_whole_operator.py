@@ -610,7 +610,7 @@ def test_the_api_servers_clock_counts_and_not_the_replicas_own() -> None:
 def test_a_strangers_cluster_that_is_made_at_the_same_instant_is_not_taken_over() -> None:
     async def life(case: Case) -> None:
         meta = {"name": "a", "namespace": "default", "uid": "theirs", "resourceVersion": "11", "generation": 1}
-        theirs = {"metadata": {**meta, "creationTimestamp": TIME}, "spec": {"rayVersion": "2.56.1"}}
+        theirs = {"metadata": {**meta, "creationTimestamp": TIME}, "spec": {"rayVersion": "2.60.0"}}
 
         def is_first(request: web.Request) -> bool:
             """Nothing came between a look at what is there and this request but the stranger's own."""

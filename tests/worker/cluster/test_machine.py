@@ -35,6 +35,7 @@ OF_PODS = {"RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_raylet_start_w
     "HOME",
     "USER",
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper",
+    "RAY_process_group_cleanup_enabled",
 }
 
 

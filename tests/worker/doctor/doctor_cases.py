@@ -47,7 +47,7 @@ def node(**changes: Any) -> NodeFacts:
             kind="npu",
             versions={
                 "python": "3.12.11", "torch": "2.10.0+cpu", "torch_npu": "2.10.0.post4", "vllm": "0.23.0+empty",
-                "vllm-ascend": "0.23.0.post1", "megatron-core": "0.16.1", "transformers": "5.5.4", "ray": "2.56.1",
+                "vllm-ascend": "0.23.0.post1", "megatron-core": "0.16.1", "transformers": "5.5.4", "ray": "2.60.0",
                 "torch_memory_saver": "0.0.8", "cann": "9.1.0", "driver": "26.0.rc1", "firmware": "7.8.0.6.201",
                 "rljob": "0.1.0",
             },

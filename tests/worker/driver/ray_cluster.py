@@ -109,7 +109,10 @@ class RayCluster:
         """Start a worker node, whose trainers and engines are forked; with `hide`, it sees an empty folder there, and
         they start as users' do: a fork would see what is there."""
         # Not for the head: its children, the job's supervisor among them, would not learn how their children ended.
-        more = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+        more = {
+            "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+            "RAY_process_group_cleanup_enabled": "false",
+        }
         arguments = [f"--address=127.0.0.1:{self._port}", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
         if hide is None:
             more |= variables()

@@ -73,7 +73,7 @@ LINES = (
 
 VLLM_ASCEND = "0.23.0.post1"
 """The one that RLJob is built for."""
-PINS = {"vllm": "0.23.0", "megatron-core": "0.16.1", "transformers": "5.5.4", "ray": "2.56.1"}
+PINS = {"vllm": "0.23.0", "megatron-core": "0.16.1", "transformers": "5.5.4", "ray": "2.60.0"}
 """RLJob: pyproject.toml."""
 TORCH = {"cpu": "2.11.0", "cuda": "2.11.0"}
 """RLJob: the extra `cpu` of pyproject.toml; vLLM 0.23.0 asks for the same on CUDA."""

@@ -19,7 +19,7 @@ MEGATRON_BACKEND = "Megatron"
 VLLM, VLLM_ASCEND = "==0.23.*", "==0.23.*"
 MEGATRON = "==0.16.*"
 TORCH = ">=2.10,<2.12"
-RAY = "==2.56.*"
+RAY = "==2.60.*"
 
 
 class Process(StrEnum):

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
-_END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+_END_CHILDREN = {
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # Beside it, Ray would end those of an actor's process group alone: a child with a session of its own stayed.
+    "RAY_process_group_cleanup_enabled": "false",
+}
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 _CHANGED = (*_HELPERS, "start_raylet")
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
