@@ -64,5 +64,5 @@ class WeightSyncError(JobError):
 
 
 def no_folder(path: Path) -> str:
-    """Say why a path is no folder: a file lies there, or nothing."""
-    return f"{path}: is a file, and a folder is needed" if path.exists() else f"{path}: there is no such folder"
+    """Say why a path is no folder: something else lies there, or nothing."""
+    return f"{path}: is no folder" if path.exists() else f"{path}: there is no such folder"

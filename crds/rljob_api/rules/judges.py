@@ -17,6 +17,8 @@ _OF_REQUESTS = ("concurrency", "request_seconds", "timeout_seconds")
 """Fields of a judge that say how a server is asked."""
 _OF_CHAT = ("system", "verdict", "max_tokens", "temperature")
 """Fields that say how it is asked to answer in words."""
+_FUZZY = re.compile(r"(?<!\\)\{[\s\d<=+]*[eids]\s*[<=+,:}]")
+"""A brace that `re` takes for text, and `regex` for a number of errors."""
 _MODELS = "self.judges.exists(judge, has(judge.model))"
 
 
@@ -124,6 +126,9 @@ def _verdict(verdict: Any) -> Iterator[Finding]:
     else:
         if groups != 1:
             yield Finding(("pattern",), f"has {groups} groups", "one group, which is the verdict")
+        if found := _FUZZY.search(verdict.pattern):
+            wrong = f"{found.group()!r} asks the package regex, which searches, for near matches"
+            yield Finding(("pattern",), wrong, "a brace of the text as \\{")
     if verdict.min >= verdict.max:
         yield Finding(("min",), "is not less than max, so that no number or one alone is a verdict", "min < max")
     if verdict.values and (verdict.min, verdict.max) != (VerdictSpec().min, VerdictSpec().max):

@@ -370,7 +370,7 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["doctor", "--wanted", "{"], "--wanted: 1 validation error"),
     (["report", ""], "argument DIR: is empty; name a folder"),
     (["report", LONG], f"{LONG}: File name too long"),
-    (["report", "%/text.txt"], "%/text.txt: is a file, and a folder is needed"),
+    (["report", "%/text.txt"], "%/text.txt: is no folder"),
     (["samples", "%/loop"], "%/loop: there is no such folder"),
     (["samples", "%/old", "--step", "-1"], "no trajectories"),
     (["samples", "%/old", "--worst", "-3"], "--worst: -3 is not a number of samples"),

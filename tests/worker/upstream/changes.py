@@ -154,7 +154,7 @@ def by_patches() -> dict[str, list[str]]:
             patch.apply()
 
     # A look at all modules takes seconds: it is made once, for all patches together. Each by itself is then looked for
-    # in the modules that they change.
+    # in the modules that they change; what one changes and another puts back is not seen.
     names = changed(all_of_them)
     modules = {name: it for name, it in modules.items() if any(one.startswith(f"{name}.") for one in names)}
     before = attributes(modules)

@@ -29,6 +29,8 @@ _SENTINEL, _OTHER_SENTINEL = "Zqxv", "Wjkp"
 _SHOWN = 80
 _KEPT = 1024
 """Newest observations whose tokens are kept: games say the same in many places and samples."""
+_LONG = 2000
+"""Characters of those that are not: long texts are seldom said twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class TurnRenderer:
                 answer is appended unless that token is what closes it.
             observed: the environment's text, or the messages of several tools.
         """
+        if sum(map(len, observed)) > _LONG:
+            return self._delta(ended_by, observed)
         return self._kept(ended_by, observed)
 
     def _delta(self, ended_by: int | None, observed: tuple[str, ...]) -> Delta:

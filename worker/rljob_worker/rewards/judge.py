@@ -141,7 +141,8 @@ class Judge:
             seed = seed_of(self._seed, self._spec.name, sample["key"], count)
             content, finish = await self._until("POST", "chat/completions", body | {"seed": seed}, _completion, end)
             text = self._without_key(content)
-            verdict = self._verdicts.read(text, cut=finish == "length")
+            # A search may take seconds, and other requests are under way.
+            verdict = await asyncio.to_thread(self._verdicts.read, text, cut=finish == "length")
             if isinstance(verdict, float):
                 self._lacking.count(False)
                 return Score(verdict, {}, text)

@@ -39,7 +39,8 @@ _LAST = 100
 """Answers of which too many may be without a verdict."""
 _MANY = 10
 _SEARCH_SECONDS = 2.0
-"""Processor time in which a pattern has to be found in an answer; one that tries all ways to divide it has no end."""
+"""Processor time of the process in which a pattern has to be found; one that tries all ways to divide an answer has no
+end."""
 
 
 def compiled_prompt(judge: JudgeSpec) -> tuple[Template, set[str]]:
