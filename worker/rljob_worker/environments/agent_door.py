@@ -28,7 +28,7 @@ MODEL = "policy"
 _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/models"
 _MAX_BODY = 2**23
 _STRANGERS_BODY = 2**16
-"""Longest body that is read of who has no token of the episode."""
+"""Longest body of a request without a token of the episode."""
 _STACK_BYTES = 2**20
 """Stack of a call's thread, in which nothing of an agent runs."""
 _POLL_SECONDS = 0.05
