@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import pytest
 from environment_hosts import MakeHosts
 
 from rljob_worker.environments.agent import Agent
-from rljob_worker.environments.agent_door import Call
+from rljob_worker.environments.agent_door import AgentDoor, Call
 from rljob_worker.environments.base import AgentSource, Answer, Began, EnvironmentFailure, FailureKind, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
@@ -141,6 +143,25 @@ def test_a_page_of_a_stranger_is_not_answered(make_hosts: MakeHosts) -> None:
     # A browser shows it under a name that leads here.
     assert post(url, Authorization=f"Bearer {token}", Host="evil.example:80") == 421
     assert post(url, Authorization=f"Bearer {token}", Origin="http://evil.example") == 403
+
+
+def test_a_long_body_is_read_of_who_has_the_token_alone() -> None:
+    door = AgentDoor()
+    entrance = door.open(Call.refuse)
+    address = urllib.parse.urlsplit(entrance.base_url)
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2**17}]}).encode()
+    try:
+        for token, sent, status in ((f"{entrance.token}x", b"", 401), (entrance.token, body, 410)):
+            connection = http.client.HTTPConnection(address.netloc, timeout=60)
+            connection.putrequest("POST", f"{address.path}/chat/completions")
+            connection.putheader("Authorization", f"Bearer {token}")
+            connection.putheader("Content-Length", str(len(body)))
+            # The stranger is answered although nothing of the body has come.
+            connection.endheaders(sent)
+            assert connection.getresponse().status == status
+            connection.close()
+    finally:
+        door.close()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -27,6 +27,8 @@ Message = tuple[str, str]
 MODEL = "policy"
 _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/models"
 _MAX_BODY = 2**23
+_STRANGERS_BODY = 2**16
+"""Longest body of a request without a token of the episode."""
 _STACK_BYTES = 2**20
 """Stack of a call's thread, in which nothing of an agent runs."""
 _POLL_SECONDS = 0.05
@@ -182,6 +184,10 @@ class _Handler(GuardedHandler):
             return False
         if len(given) > 9 or int(given) > _MAX_BODY:
             self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {_MAX_BODY} bytes")
+            return False
+        # Bodies are held: those of strangers would take the memory of all episodes.
+        if int(given) > _STRANGERS_BODY and not any(map(self._right, self._tokens("", ""))):
+            self.refuse(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
             return False
         self._body = self.rfile.read(int(given))
         return True
