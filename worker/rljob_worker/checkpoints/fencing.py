@@ -124,19 +124,20 @@ class Claim:
         path = epochs = self.folder / EPOCHS
         try:
             # A folder that was lost and made anew counts from 1 again: it is told by this driver's own file.
-            owners = [Owner(max(_epochs(self.folder)), self.nonce)]
+            self._give_way(Owner(max(_epochs(self.folder)), self.nonce))
             for path in (epochs / str(self.epoch), *self.said_in):
-                owners.append(Owner.read(path))
+                self._give_way(Owner.read(path))
         except OSError as error:
             raise JobError(f"{path}: {error.strerror}: cannot tell whether this run is still this driver's") from None
         except (ValueError, RecursionError) as error:
             raise JobError(f"{path}: {error}: cannot tell whether this run is still this driver's") from None
-        for owner in owners:
-            if owner.epoch > self.epoch or (owner.epoch == self.epoch and owner.nonce != self.nonce):
-                raise FencedError(
-                    f"{self.folder}: taken over by driver {owner.epoch}; this one, {self.epoch}, was given up and "
-                    "changes nothing there any more"
-                )
+
+    def _give_way(self, owner: Owner) -> None:
+        if owner.epoch > self.epoch or (owner.epoch == self.epoch and owner.nonce != self.nonce):
+            raise FencedError(
+                f"{self.folder}: taken over by driver {owner.epoch}; this one, {self.epoch}, was given up and "
+                "changes nothing there any more"
+            )
 
     def withdraw(self) -> None:
         """Take it back before anything was done under it."""
