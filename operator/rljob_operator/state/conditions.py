@@ -13,6 +13,7 @@ from rljob_operator.state.plan import OBJECTS, CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.reasons import EndReason, said_of
 from rljob_operator.state.release import former_head_ends
+from rljob_operator.state.sandboxes import sandbox_problem
 from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
 
@@ -112,7 +113,10 @@ def _why_running(plan: PlanBuilder) -> tuple[str, str]:
         return "DriverUnreachable", f"The driver has not answered since about {heard}: {error}"
     unread = plan.driver.records_error if plan.driver is not None else ""
     also = f"its step records cannot be read: {cut(unread, 300)}" if unread else ""
-    return "DriverReady", sentence(f"{plan.step} of {plan.spec.steps} steps are done", also)
+    lost = sandbox_problem(plan.observed)
+    return "DriverReady", sentence(
+        f"{plan.step} of {plan.spec.steps} steps are done", also, lost.message if lost else ""
+    )
 
 
 def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:

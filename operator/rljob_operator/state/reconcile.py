@@ -29,6 +29,7 @@ from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.preemption import tell_cost
 from rljob_operator.state.progress import read_progress
 from rljob_operator.state.readiness import give_up_unready, note_scheduled
+from rljob_operator.state.sandboxes import sandbox_problem
 from rljob_operator.state.scaling import scale_engines
 from rljob_operator.state.timing import (
     RUNNING_LOOK_SECONDS,
@@ -117,6 +118,10 @@ def _announce(plan: PlanBuilder, phase: JobPhase) -> None:
         said, before = plan.status.message or "", plan.old.message or ""
         if text[:_COMPARED] in said and text[:_COMPARED] not in before:
             plan.note("Warning", "InvalidSpec", text)
+    lost = sandbox_problem(plan.observed) if phase is JobPhase.RUNNING else None
+    text = lost.message[:_COMPARED] if lost is not None else ""
+    if lost is not None and text in (plan.status.message or "") and text not in (plan.old.message or ""):
+        plan.note("Warning", "SandboxLost", lost.message)
     if phase is not plan.old.phase:
         plan.note("Warning" if phase is JobPhase.FAILED else "Normal", str(phase), plan.status.message or str(phase))
 
