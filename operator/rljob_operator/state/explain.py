@@ -237,16 +237,16 @@ def _sandboxes(observed: Observed, now: float | None) -> Explanation | None:
     problem = sandbox_problem(observed)
     if problem is None or (attempts and attempts[-1].end_time is None):
         return None
-    return Explanation(problem.reason, sentence(problem.message, _ready_deadline(observed)))
+    return Explanation(problem.reason, sentence(problem.message, _ready_deadline(observed, "sandboxes")))
 
 
-def _ready_deadline(observed: Observed) -> str:
-    """Until when the pods that have their nodes may take to be ready."""
+def _ready_deadline(observed: Observed, of: str = "pods") -> str:
+    """Until when the pods that have their nodes, or the sandboxes, may take to be ready."""
     cluster, limit = observed.job.status.cluster, _spec_of(observed).timeouts.ready_seconds
     if cluster is None or cluster.scheduled_time is None:
         return ""
     until = datetime.fromtimestamp(seconds_of(cluster.scheduled_time) + limit, UTC).strftime("%H:%M:%S UTC")
-    return f"the devices are given back at {until} if not all pods are ready by then (spec.timeouts.readySeconds)"
+    return f"the devices are given back at {until} if not all {of} are ready by then (spec.timeouts.readySeconds)"
 
 
 def _driver(observed: Observed, now: float | None) -> Explanation | None:

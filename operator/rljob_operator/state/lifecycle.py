@@ -12,7 +12,7 @@ from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, D
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.reasons import EndReason
 from rljob_operator.state.release import former_head_ends, release_cluster
-from rljob_operator.state.sandboxes import claim_sandboxes, release_sandboxes, sandbox_problem
+from rljob_operator.state.sandboxes import claim_sandboxes, may_hold_sandboxes, release_sandboxes, sandbox_problem
 from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import WAITING_LOOK_SECONDS, seconds_of, time_text
@@ -92,7 +92,7 @@ def retire(plan: PlanBuilder) -> float | None:
     release_cluster(plan)
     release_sandboxes(plan)
     ttl = plan.job.spec.ttl_seconds_after_finished if plan.job.spec is not None else None
-    look = None if plan.own_cluster is None else WAITING_LOOK_SECONDS
+    look = WAITING_LOOK_SECONDS if plan.own_cluster is not None or may_hold_sandboxes(plan.observed) else None
     if ttl is None or plan.status.completion_time is None:
         return look
     left = seconds_of(plan.status.completion_time) + ttl - plan.now

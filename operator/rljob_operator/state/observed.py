@@ -184,6 +184,8 @@ class SandboxesView:
     claims: tuple[SandboxView, ...] = ()
     problem: str = ""
     """Why they could not be read."""
+    passing: bool = False
+    """The problem may be over at the next look: it is no missing kind or right."""
 
 
 class SubmissionState(StrEnum):

@@ -41,19 +41,30 @@ def sandbox_urls(observed: Observed) -> tuple[str, ...]:
 
 def sandbox_problem(observed: Observed) -> Cause | None:
     """The first claim that gives no sandbox, in words; None: all do, or none is asked for."""
-    pool = warm_pool(observed.job.spec)
-    if pool is None:
-        return None
-    if observed.sandboxes.problem:
+    if warm_pool(observed.job.spec) is not None and observed.sandboxes.problem:
         text = f"The SandboxClaims of RLJob {observed.job.name} cannot be read: {cut(observed.sandboxes.problem)}"
         help_text = "agent-sandbox has to be installed, and the operator's chart to have settings.sandboxClaims: true"
         return Cause(UNREADABLE, sentence(text, help_text))
+    lost = lost_sandbox(observed)
+    return None if lost is None else lost[1]
+
+
+def lost_sandbox(observed: Observed) -> tuple[str, Cause] | None:
+    """The name of the first claim that gives no sandbox and why; None: all do, none is asked for, or nobody knows."""
+    pool = warm_pool(observed.job.spec)
+    if pool is None or observed.sandboxes.problem:
+        return None
     claims = {claim.name: claim for claim in observed.sandboxes.claims}
     for name in claim_names(observed.job.name, pool.count):
         problem = _problem_of(name, claims.get(name), pool)
         if problem is not None:
-            return problem
+            return name, problem
     return None
+
+
+def may_hold_sandboxes(observed: Observed) -> bool:
+    """Whether there are claims of the job that nobody has deleted, or none is known of for now."""
+    return observed.sandboxes.passing or any(claim.owned and not claim.deleting for claim in observed.sandboxes.claims)
 
 
 def _problem_of(name: str, claim: SandboxView | None, pool: WarmPoolSpec) -> Cause | None:
@@ -71,13 +82,14 @@ def _problem_of(name: str, claim: SandboxView | None, pool: WarmPoolSpec) -> Cau
 
 
 def claim_sandboxes(plan: PlanBuilder) -> None:
-    """Ask for the claims that are missing, and let those go whose sandboxes have ended."""
+    """Ask for the claims that are missing, and let those go whose sandboxes have ended, or that are too many."""
     pool, sandboxes = warm_pool(plan.spec), plan.observed.sandboxes
     if pool is None or sandboxes.problem or plan.job.problem:
         return
-    _release(plan, [claim for claim in sandboxes.claims if claim.ended])
+    names = claim_names(plan.job.name, pool.count)
+    _release(plan, [claim for claim in sandboxes.claims if claim.ended or claim.name not in names])
     there = {claim.name for claim in sandboxes.claims}
-    missing = tuple(name for name in claim_names(plan.job.name, pool.count) if name not in there)
+    missing = tuple(name for name in names if name not in there)
     if missing:
         plan.act(ClaimSandboxes(missing))
 

@@ -144,7 +144,7 @@ class Observer:
             key, job, self._informers.clusters.get(*key)
         )
         secret_exists = await self._secret_exists(key, job)
-        sandboxes = await self._sandboxes(job)
+        sandboxes = await self._sandboxes(job, self._informers.clusters.get(*key) is not None)
         # The caches after the answers, which take their time: what ended a driver must not be older news than its end.
         state = self._informers.clusters.get(*key)
         cluster, now = None if state is None else state.for_job(job.uid), self._informers.now()
@@ -233,11 +233,15 @@ class Observer:
             return self._tokens.known(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
         return await self._tokens.read(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
 
-    async def _sandboxes(self, job: JobView) -> SandboxesView:
-        """Few jobs have any, and a look at one of them is worth a request."""
-        if job.deleting or warm_pool(job.spec) is None or self._settings.render.sandbox_claims is False:
+    async def _sandboxes(self, job: JobView, held: bool) -> SandboxesView:
+        """Few jobs have any, and a look at one of them is worth a request.
+
+        The spec of a job that holds no devices may have lost its pool before the first attempt: then too.
+        """
+        if job.deleting or self._settings.render.sandbox_claims is False:
             return SandboxesView()
-        return await read_claims(self._client, job)
+        had = job.status.start_time is not None and not job.status.attempts and not held
+        return await read_claims(self._client, job) if had or warm_pool(job.spec) is not None else SandboxesView()
 
     def _policy_current(self, job: JobView) -> bool:
         if is_idle(job) or job.deleting or job.spec is None or job.problem:
