@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, SANDBOX_SHARE, function_file, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec, SandboxSpec
-from rljob_api.spec.sandbox import Isolation, SandboxServiceSpec
+from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep
 from rljob_worker.confined.files import Files
@@ -49,6 +49,7 @@ from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.sandbox.kernel import refuse
 from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup, ServiceSetup
 from rljob_worker.sandbox.server import beside
+from rljob_worker.sandbox.servers import servers
 from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
@@ -385,7 +386,7 @@ class RewardRunner:
             None
             if service is None
             else ServiceSetup(
-                tuple(_servers(service)),
+                tuple(servers(self._sandbox)),
                 service.concurrency,
                 service.wait_seconds,
                 SANDBOX_SHARE * reward.timeout_seconds,
@@ -478,16 +479,6 @@ class _Question:
         """By prompt, sample and part: in whatever order groups were complete, a judge sees them in this one."""
         sample = self.call.sample
         return -1 if sample.ordinal is None else sample.ordinal, sample.index, self.call.part.place
-
-
-def _servers(service: SandboxServiceSpec) -> list[str]:
-    """Addresses of the servers; only the operator makes them of a warm pool."""
-    if service.urls is None:
-        raise UserError(
-            "spec.sandbox.service.warmPool: sandboxes are claimed by the operator, on a cluster; elsewhere name "
-            "servers in spec.sandbox.service.urls, or leave out isolation: Service"
-        )
-    return service.urls
 
 
 def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
