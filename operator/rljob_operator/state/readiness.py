@@ -25,7 +25,8 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     waiting = [pod.name for pod in plan.observed.pods if not pod.ready and not pod.deleting]
     if problem is None and not waiting and sandbox is not None:
         text = f"Sandboxes were not ready within {duration_text(limit)} of the pods having their nodes"
-        said = sentence(f"{text} (spec.timeouts.readySeconds)", f"{sandbox.reason}: {sandbox.message}")
+        cause = plan.observed.refused or sandbox
+        said = sentence(f"{text} (spec.timeouts.readySeconds)", f"{cause.reason}: {cause.message}")
         return close_unstarted(plan, since, Cause(FailureReason.READY_TIMEOUT, said))
     text = f"Pods were not ready within {duration_text(limit)} of having their nodes (spec.timeouts.readySeconds)"
     also = problem.message if problem is not None else f"not ready: {', '.join(sorted(waiting)[:3])}" if waiting else ""

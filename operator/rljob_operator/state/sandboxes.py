@@ -91,7 +91,8 @@ def claim_sandboxes(plan: PlanBuilder) -> None:
     there = {claim.name for claim in sandboxes.claims}
     missing = tuple(name for name in names if name not in there)
     if missing:
-        plan.act(ClaimSandboxes(missing))
+        # The status comes first: it says why, if they are refused.
+        plan.act(ClaimSandboxes(missing), status_first=True)
 
 
 def release_sandboxes(plan: PlanBuilder) -> None:

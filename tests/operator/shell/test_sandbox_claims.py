@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def play(test: Callable[[Case, Controller], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with a_case() as case, case.operator(reconcile, render=ALLOWED) as controller:
+        async with a_case() as case, case.operator(reconcile, render=ALLOWED, status_seconds=0.05) as controller:
             await test(case, controller)
 
     asyncio.run(run())
@@ -106,11 +106,12 @@ def _urls(body: dict[str, Any]) -> list[str]:
 
 def test_sandboxes_that_never_come_end_the_attempt_and_are_named() -> None:
     async def life(case: Case, controller: Controller) -> None:
-        # Time for the claims to be made and looked at; past it they are given back.
-        await begin(case, timeouts={"readySeconds": 3}, failurePolicy={"maxRestarts": 0})
+        await begin(case, failurePolicy={"maxRestarts": 0})
         await until(lambda: list(claims(case)) == NAMES, case.status)
         for name in NAMES:
             await say(case, name, "WarmPoolNotFound", 'SandboxWarmPool "pool" not found')
+        await hurried(controller, lambda: "WarmPoolNotFound" in case.status()["message"], case.status)
+        case.api.clock_ahead = 7200.0
         await hurried(controller, lambda: case.status()["phase"] == "Failed", case.status)
         attempt = case.status()["attempts"][-1]
         assert attempt["reason"] == "ReadyTimeout"
@@ -166,7 +167,8 @@ def test_a_claim_of_somebody_else_is_named_and_left_alone() -> None:
         await case.api.put("rljobs", manifest(**POOL))
         await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}), case.status)
         await make_ready(case.api)
-        await until(lambda: any(NAMES[1] in text for text in told(case, "RequestRefused")), case.status)
+        said = f"SandboxClaim {NAMES[1]} exists and is not this job's; delete it, or give the job another name."
+        await until(lambda: said in (case.status().get("message") or ""), case.status)
         assert claims(case)[NAMES[1]]["spec"] == {"warmPoolRef": {"name": "x"}}
         assert not case.job.submitted
         await case.api.remove("sandboxclaims", NAMES[1])
@@ -208,14 +210,31 @@ def test_a_suspended_job_holds_no_sandboxes_even_when_a_release_failed() -> None
         await begin(case)
         await bind(case, controller)
         await case.reaches("Running")
-        case.api.fail("DELETE", "/sandboxclaims", code=500, message="not now", times=3)
+        case.api.fail("DELETE", "/sandboxclaims", code=403, message="not now", times=3)
         now = case.api.objects["rljobs"]["default", "a"]
         await case.api.put("rljobs", {**now, "spec": manifest(**POOL, suspend=True)["spec"]})
         await hurried(controller, lambda: not claims(case), case.status)
-        assert any("not now" in text for text in told(case, "SandboxesNotReleased"))
+        await until(lambda: any("not now" in text for text in told(case, "SandboxesNotReleased")))
         for name in ("a-head", "a-worker"):
             await case.api.remove("pods", name)
         await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+
+    play(life)
+
+
+def test_claims_of_a_pool_that_the_spec_no_longer_has_are_released() -> None:
+    async def life(case: Case, controller: Controller) -> None:
+        await begin(case)
+        await hurried(controller, lambda: list(claims(case)) == NAMES, case.status)
+        case.api.fail("DELETE", "/sandboxclaims", code=403, message="not now", times=1)
+        now = case.api.objects["rljobs"]["default", "a"]
+        await case.api.put("rljobs", {**now, "spec": manifest(**POOL, suspend=True)["spec"]})
+        await until(lambda: bool(told(case, "SandboxesNotReleased")), case.status)
+        now = case.api.objects["rljobs"]["default", "a"]
+        await case.api.put("rljobs", {**now, "spec": manifest(suspend=True)["spec"]})
+        for name in ("a-head", "a-worker"):
+            await case.api.remove("pods", name)
+        await hurried(controller, lambda: not claims(case), case.status)
 
     play(life)
 

@@ -238,9 +238,10 @@ class Observer:
 
         The spec of a job that holds no devices may have lost its pool before the first attempt: then too.
         """
-        if job.deleting or self._settings.render.sandbox_claims is False:
+        allowed, status = self._settings.render.sandbox_claims, job.status
+        if job.deleting or allowed is False:
             return SandboxesView()
-        had = job.status.start_time is not None and not job.status.attempts and not held
+        had = bool(allowed) and status.start_time is not None and not status.attempts and not held
         return await read_claims(self._client, job) if had or warm_pool(job.spec) is not None else SandboxesView()
 
     def _policy_current(self, job: JobView) -> bool:
