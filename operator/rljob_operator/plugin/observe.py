@@ -99,7 +99,7 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
         refused=_refused(job) if view is None else None,
         names_taken=next((c.message for c in job.status.conditions if c.reason == "NamesTaken"), ""),
         queue=None if view is None else await _queue(cluster, view.uid, unseen),
-        sandboxes=await _sandboxes(cluster, job),
+        sandboxes=await _sandboxes(cluster, job, unseen),
         node_devices=await _devices(cluster) if any(pod.unschedulable for pod in pods) else None,
     )
     if state is not None and view is not None and view.owned:
@@ -121,14 +121,15 @@ def _with_operators_problem(job: JobView) -> JobView:
     return replace(job, problem=refused.message)
 
 
-async def _sandboxes(cluster: Cluster, job: JobView) -> SandboxesView:
+async def _sandboxes(cluster: Cluster, job: JobView, unseen: list[str]) -> SandboxesView:
     if warm_pool(job.spec) is None:
         return SandboxesView()
     try:
         query = {"labelSelector": f"{JOB_LABEL}={job.name}"}
         items = await cluster.list(SANDBOX_CLAIMS, cluster.namespace, "list the job's SandboxClaims", query)
     except CommandError as error:
-        return SandboxesView(problem=str(error))
+        unseen.append(str(error))
+        return SandboxesView(unseen=True)
     return SandboxesView(tuple(claim_view(item, job.uid) for item in items))
 
 

@@ -186,6 +186,8 @@ class SandboxesView:
     """Why they could not be read."""
     passing: bool = False
     """The problem may be over at the next look: it is no missing kind or right."""
+    unseen: bool = False
+    """Who looks may not see them, which says nothing about them."""
 
 
 class SubmissionState(StrEnum):

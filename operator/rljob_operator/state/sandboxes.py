@@ -52,7 +52,7 @@ def sandbox_problem(observed: Observed) -> Cause | None:
 def lost_sandbox(observed: Observed) -> tuple[str, Cause] | None:
     """The name of the first claim that gives no sandbox and why; None: all do, none is asked for, or nobody knows."""
     pool = warm_pool(observed.job.spec)
-    if pool is None or observed.sandboxes.problem:
+    if pool is None or observed.sandboxes.problem or observed.sandboxes.unseen:
         return None
     claims = {claim.name: claim for claim in observed.sandboxes.claims}
     for name in claim_names(observed.job.name, pool.count):
