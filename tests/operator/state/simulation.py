@@ -123,7 +123,7 @@ class Claim:
 
     @property
     def ready(self) -> bool:
-        return self.age >= 10 and not self.ended and not self.deleting
+        return self.age >= 25 and not self.ended and not self.deleting
 
 
 @dataclass

@@ -237,6 +237,23 @@ def test_the_invariants_notice_two_drivers(monkeypatch: pytest.MonkeyPatch) -> N
         play(World(spec), hangs)
 
 
+def test_the_invariants_notice_sandboxes_that_are_kept_or_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(**with_pool(2))
+
+    def left() -> int:
+        world = World(spec)
+        calm(world, play(world, (True, [])))
+        return len(world.claims)
+
+    assert left() == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("rljob_operator.state.lifecycle.release_sandboxes", lambda _: None)
+        assert left() == 2
+    monkeypatch.setattr("rljob_operator.state.lifecycle.sandbox_problem", lambda _: None)
+    with pytest.raises(AssertionError, match="a driver without sandboxes"):
+        left()
+
+
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(life=LIVES, how=LOOK, sandboxes=st.sampled_from([0, 2]))
 @example(life=(False, [(None, 0.0, [{}], 0), (None, 20.0, [], 0), ("worker evicted", 0.0, [], 0)]), how={}, sandboxes=0)
