@@ -189,6 +189,26 @@ class QueueObject(KubeObject, total=False):
     status: QueueStatus | None
 
 
+class ClaimedSandbox(TypedDict, total=False):
+    """Sandbox that a claim has."""
+
+    name: str
+    podIPs: list[str] | None
+
+
+class SandboxClaimStatus(TypedDict, total=False):
+    """agent-sandbox's."""
+
+    conditions: list[Condition] | None
+    sandbox: ClaimedSandbox | None
+
+
+class SandboxClaimObject(KubeObject, total=False):
+    """A SandboxClaim."""
+
+    status: SandboxClaimStatus | None
+
+
 class SecretObject(KubeObject, total=False):
     """A Secret."""
 

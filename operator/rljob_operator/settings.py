@@ -82,6 +82,8 @@ class Settings:
     """Address of a driver, as `ray_address`."""
     kueue_priority_boost: bool = False
     """Whether Kueue's Workloads get the cost of a preemption (state/preemption.py)."""
+    sandbox_claims: bool = False
+    """Whether the operator makes SandboxClaims for jobs with `sandbox.service.warmPool`."""
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     kept = {name: value for name, value in given.items() if value is not None}
     operator_namespace = kept.get("operator_namespace", Settings.__dataclass_fields__["operator_namespace"].default)
     known = {name: value for name, value in render.items() if value}
+    known["sandbox_claims"] = kept.get("sandbox_claims", False)
     return Settings(
         render=RenderSettings(**known, operator_namespace=operator_namespace), namespaces=namespaces, **kept
     )
@@ -177,6 +180,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("http_port", "port of /healthz, /readyz and /metrics", int)
     add("probe_port", "port of Kopf's liveness probe, /healthz; 0: none", int)
     add("kueue_priority_boost", "true: tell Kueue what the preemption of a job would cost; default: false", _truth)
+    add("sandbox_claims", "true: make SandboxClaims for jobs with a warm pool of sandboxes; default: false", _truth)
     add("namespaces", "watched namespaces, with commas between; default: all")
     add("worker_image", "worker image of jobs that name none")
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from replica import Leases, Network, Replica
 from simulated_disk import Disk, Killed
 from simulated_driver import Driver, newest_whole
-from simulation import STEP_SECONDS, UID, RayJob, World, make_spec
+from simulation import STEP_SECONDS, UID, RayJob, World, make_spec, with_pool
 from virtual_time import Clock, VirtualLoop
 
 from rljob_api import RLJob
@@ -205,6 +205,8 @@ class Life:
         spec = make_spec(
             steps=self.chance.randint(6, 16),
             failurePolicy={"maxRestarts": 20, "backoffSeconds": 5, "maxBackoffSeconds": 10},
+            # Of a draw of its own: a seed's other lives stay what they are.
+            **with_pool(random.Random(f"sandboxes {seed}").choice([0, 0, 0, 2])),
         )
         self.world = SharedWorld(spec, place / "run", self.disk, self.clock)
         self.leases = Leases()
@@ -254,7 +256,7 @@ class Life:
         self._calm()
         self._quiet = self.world.status.phase not in FINAL and not any(driver.done for _, driver in self.world.drivers)
         until = self.clock.now + CALM_SECONDS
-        while self.world.status.phase not in FINAL or self.world.cluster is not None:
+        while self.world.status.phase not in FINAL or self.world.cluster is not None or self.world.claims:
             await self._tick()
             assert self.clock.now < until, f"no end: {self.world.status.phase} {self.world.status.message}"
         self._check_end()
@@ -302,6 +304,7 @@ class Life:
             ("lost nodes found", world.lost_nodes_are_found),
             ("head container restarts", world.head_container_restarts),
             ("worker evicted", lambda: world.pod_fails(PodRole.WORKER, "Evicted")),
+            *([("sandbox ends", world.sandbox_ends)] if world.claims else []),
             ("suspend", lambda: world.edit(suspend=True)),
             ("resume", lambda: world.edit(suspend=False)),
             ("etcd put back", world.etcd_is_put_back),

@@ -159,7 +159,7 @@ class Replica:
         self.lag = 0
         metrics = OperatorMetrics(CollectorRegistry())
         nothing = cast("Any", None)
-        self._observer = Observer(nothing, nothing, self.store, nothing, metrics, settings)
+        self._observer = Observer(nothing, nothing, nothing, self.store, nothing, metrics, settings)
         client = Driver(nothing, "http://driver", None)
         client._endpoint = cast("Any", _Endpoint(world, network))
 

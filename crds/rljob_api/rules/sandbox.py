@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api.kubernetes_names import is_subdomain
 from rljob_api.quantities import to_number
 from rljob_api.rewards import SANDBOX_SHARE
 from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.rules.texts import reward_functions
 from rljob_api.spec import RLJobSpec, SandboxSpec
-from rljob_api.spec.sandbox import Isolation, SandboxServiceSpec
+from rljob_api.spec.sandbox import Isolation, SandboxServiceSpec, WarmPoolSpec
 
 _LEAST_MEMORY = 2**26
 
@@ -61,13 +62,24 @@ def _service(spec: Any) -> Iterator[Finding]:
 
 
 def _urls(service: Any) -> Iterator[Finding]:
-    for index, url in enumerate(service.urls):
+    urls = service.urls or []
+    if service.warm_pool is None and not urls:
+        yield Finding(("urls",), "is needed, or warmPool", "[http://sandbox:8080], or warmPool: {name: sandboxes}")
+    elif service.warm_pool is not None and urls:
+        yield Finding(("warmPool",), "stands beside urls, which it replaces", "one of the two")
+    for index, url in enumerate(urls):
         if wrong := address_fault(url):
             yield Finding(("urls", index), wrong, "like http://sandbox:8080")
         elif url.rstrip("/").endswith("/run_code"):
             yield Finding(("urls", index), "is that of one request", "the address before it, like http://sandbox:8080")
-        elif url in service.urls[:index]:
+        elif url in urls[:index]:
             yield Finding(("urls", index), "is there twice", "each server once")
+
+
+def _pool_name(pool: Any) -> Iterator[Finding]:
+    if not is_subdomain(pool.name):
+        right = "lower-case letters, digits, '-' and '.', at most 253 characters"
+        yield Finding(("name",), "is no name of an object", right)
 
 
 def _whole_rewards(spec: Any) -> Iterator[Any]:
@@ -78,4 +90,8 @@ def _whole_rewards(spec: Any) -> Iterator[Any]:
             yield source.reward
 
 
-SANDBOX_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_limits, _service), SandboxServiceSpec: (_urls,)}
+SANDBOX_CHECKS: dict[type, tuple[Check, ...]] = {
+    RLJobSpec: (_limits, _service),
+    SandboxServiceSpec: (_urls,),
+    WarmPoolSpec: (_pool_name,),
+}

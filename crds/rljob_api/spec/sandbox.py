@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, PositiveFloat, Quantity
+from rljob_api.base import ApiModel, Name, PositiveFloat, Quantity
 
 
 class Isolation(StrEnum):
@@ -21,11 +21,24 @@ class Isolation(StrEnum):
 ServiceUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=2048)]
 
 
+class WarmPoolSpec(ApiModel):
+    """Sandboxes that the operator claims for the job (agent-sandbox)."""
+
+    name: Name
+    """SandboxWarmPool in the job's namespace."""
+    count: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
+    """Sandboxes, each with a SandboxClaim."""
+    port: Annotated[int, Field(ge=1, le=65535, json_schema_extra={"format": "int32"})] = 8080
+    """Port of the server in each."""
+
+
 class SandboxServiceSpec(ApiModel):
     """Servers that run programs by SandboxFusion's HTTP interface."""
 
-    urls: Annotated[list[ServiceUrl], Field(min_length=1, max_length=64)]
+    urls: Annotated[list[ServiceUrl], Field(min_length=1, max_length=64)] | None = None
     """Base addresses, `http://sandbox:8080`: programs go to `/run_code` of each by turns."""
+    warm_pool: WarmPoolSpec | None = None
+    """Sandboxes in place of `urls`, on a cluster alone."""
     concurrency: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] = 32
     """Responses that are tested at once."""
     wait_seconds: PositiveFloat = 60.0

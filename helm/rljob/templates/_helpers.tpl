@@ -150,4 +150,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
   verbs: [get, list, watch]
+{{- if .Values.settings.sandboxClaims }}
+- apiGroups: [extensions.agents.x-k8s.io]
+  resources: [sandboxclaims]
+  verbs: [get, list, create, delete]
+{{- end }}
 {{- end }}

@@ -15,7 +15,7 @@ from rljob_operator.plugin.head import NoWay, open_head
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.api.client import ApiError
-from rljob_operator.shell.api.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
+from rljob_operator.shell.api.resources import EVENTS, JOB_LABEL, PODS, RAY_CLUSTERS, SANDBOX_CLAIMS, JobKey, Resource
 from rljob_operator.shell.caches.stored_spec import read_spec
 from rljob_operator.shell.caches.views import (
     ClusterState,
@@ -27,6 +27,7 @@ from rljob_operator.shell.caches.views import (
     ray_pod_key,
     workload_state,
 )
+from rljob_operator.shell.jobs.sandboxes import claim_view
 from rljob_operator.state.causes import Cause
 from rljob_operator.state.observed import (
     ClusterView,
@@ -35,11 +36,13 @@ from rljob_operator.state.observed import (
     Observed,
     PodView,
     QueueView,
+    SandboxesView,
     SubmissionView,
 )
 from rljob_operator.state.pod_causes import NO_PULL_SECRET
 from rljob_operator.state.queue_label import by_queue_label
 from rljob_operator.state.refusals import REASONS
+from rljob_operator.state.sandboxes import warm_pool
 
 _QUEUES = (("kueue.x-k8s.io", "workloads", workload_state), ("scheduling.volcano.sh", "podgroups", pod_group_state))
 _ORDINARY = ("cpu", "memory", "pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
@@ -96,6 +99,7 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
         refused=_refused(job) if view is None else None,
         names_taken=next((c.message for c in job.status.conditions if c.reason == "NamesTaken"), ""),
         queue=None if view is None else await _queue(cluster, view.uid, unseen),
+        sandboxes=await _sandboxes(cluster, job, unseen),
         node_devices=await _devices(cluster) if any(pod.unschedulable for pod in pods) else None,
     )
     if state is not None and view is not None and view.owned:
@@ -115,6 +119,18 @@ def _with_operators_problem(job: JobView) -> JobView:
     if job.problem or refused is None or refused.observed_generation not in (None, job.generation):
         return job
     return replace(job, problem=refused.message)
+
+
+async def _sandboxes(cluster: Cluster, job: JobView, unseen: list[str]) -> SandboxesView:
+    if warm_pool(job.spec) is None:
+        return SandboxesView()
+    try:
+        query = {"labelSelector": f"{JOB_LABEL}={job.name}"}
+        items = await cluster.list(SANDBOX_CLAIMS, cluster.namespace, "list the job's SandboxClaims", query)
+    except CommandError as error:
+        unseen.append(str(error))
+        return SandboxesView(unseen=True)
+    return SandboxesView(tuple(claim_view(item, job.uid) for item in items))
 
 
 async def _pods(cluster: Cluster, name: str, warnings: Mapping[str, str], unseen: list[str]) -> tuple[PodView, ...]:

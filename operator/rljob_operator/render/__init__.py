@@ -6,6 +6,7 @@ from rljob_operator.render.access import (
     DIGEST_ANNOTATION,
     policy_digest,
     policy_to_apply,
+    render_claim,
     render_policy,
     render_secret,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "policy_digest",
     "policy_name",
     "policy_to_apply",
+    "render_claim",
     "render_cluster",
     "render_policy",
     "render_secret",

@@ -14,6 +14,7 @@ from rljob_operator.render.pods import JOB_LABEL
 from rljob_operator.render.ray_cluster import metadata, valid_spec
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.sandboxes import warm_pool
 
 DIGEST_ANNOTATION = "rljob.dev/spec-digest"
 """On the policy: a digest of its spec as it was rendered. What is stored is not compared with what is rendered: the API
@@ -54,6 +55,18 @@ def render_policy(job: JobView, settings: RenderSettings) -> Manifest | None:
     if spec.network.host_network:
         ingress.append({"ports": _all_ports_but(*served, settings.client_port)})
     return _policy(job, {"ray.io/cluster": job.name}, ingress)
+
+
+def render_claim(job: JobView, name: str) -> Manifest:
+    """A SandboxClaim of the job's warm pool. It sets nothing of the sandbox: that would not come from the pool then."""
+    pool = warm_pool(job.spec)
+    assert pool is not None
+    return {
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxClaim",
+        "metadata": metadata(job, name, "sandbox-claim"),
+        "spec": {"warmPoolRef": {"name": pool.name}},
+    }
 
 
 def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> Manifest | None:

@@ -21,6 +21,7 @@ from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.submission import check_manifest
 from rljob_operator.render.volumes import check_run_folder, check_volumes
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.sandboxes import warm_pool
 
 
 def render_cluster(job: JobView, settings: RenderSettings, *, checked: bool = False) -> Manifest:
@@ -78,6 +79,7 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     check_ray(spec, profile, settings)
     _check_image(spec, settings)
     _check_files(spec)
+    _check_sandboxes(spec, settings)
     check_sizes(spec, profile)
     for group in derived.node_groups(spec):
         check_volumes(spec, profile, worker_size(spec, profile, group).shared_memory)
@@ -90,6 +92,12 @@ def _check_files(spec: RLJobSpec) -> None:
         if not file.startswith("/"):
             right = "on a cluster the path is absolute, below a volume of spec.storage.volumes or in the image"
             raise RenderError(field, f"{short(file)} lies beside the manifest, where no pod sees it; {right}")
+
+
+def _check_sandboxes(spec: RLJobSpec, settings: RenderSettings) -> None:
+    if warm_pool(spec) is not None and settings.sandbox_claims is False:
+        text = "the operator has no right to make SandboxClaims: it needs settings.sandboxClaims: true of its chart"
+        raise RenderError("spec.sandbox.service.warmPool", text)
 
 
 def _check_image(spec: RLJobSpec, settings: RenderSettings) -> None:

@@ -24,6 +24,8 @@ class RenderSettings:
     """Version of Ray in the worker images."""
     label_prefixes: tuple[str, ...] = ()
     """Prefixes (without the slash) of RLJobs' labels that RayClusters get too. Labels without a prefix always go on."""
+    sandbox_claims: bool | None = None
+    """Whether the operator may make SandboxClaims; None: that is not known here."""
     policy: JobPolicy | None = None
     """The administrator's policy; None: everything is allowed, or the policy is not known here."""
     operator_namespace: str = ""

@@ -6,12 +6,13 @@ import base64
 import gzip
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from rljob_api import derived
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.quantities import to_cores
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import RLJobSpec, SandboxSpec
 from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
 from rljob_api.wire.run_status import SUMMARY_FILE, SUMMARY_OF_SUCCESS
 from rljob_operator.kubernetes_objects import Manifest, block_of
@@ -23,6 +24,7 @@ from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.volumes import RUN_ROOT
 from rljob_operator.state.attempts import submission_id
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.sandboxes import warm_pool
 from rljob_operator.state.timing import LINGER_SECONDS
 
 MAX_MANIFEST_BYTES = 96 * 1024
@@ -42,8 +44,10 @@ def run_folder(job: JobView) -> str:
     return str(root / job.namespace / f"{job.name}-{job.uid[:8]}")
 
 
-def submission(job: JobView, attempt: int, settings: RenderSettings) -> Manifest:
-    """The body of `POST /api/jobs/` for an attempt, from 0."""
+def submission(
+    job: JobView, attempt: int, settings: RenderSettings, sandboxes: Sequence[str] | None = None
+) -> Manifest:
+    """The body of `POST /api/jobs/` for an attempt, from 0; `sandboxes` as in `driver_manifest`."""
     folder = shlex.quote(run_folder(job))
     decode = f"printenv {MANIFEST_VARIABLE} | base64 -d | gunzip"
     run = f"{decode} | rljob run - --output {folder} --resume auto"
@@ -51,7 +55,7 @@ def submission(job: JobView, attempt: int, settings: RenderSettings) -> Manifest
         "entrypoint": f"{_OUTLIVE_THE_DRIVER}; {run} && {_is_done(folder)}",
         "submission_id": submission_id(job.uid, attempt),
         "runtime_env": {
-            "env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings), ATTEMPT_VARIABLE: str(attempt)}
+            "env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings, sandboxes), ATTEMPT_VARIABLE: str(attempt)}
         },
         "metadata": {"rljob": f"{job.namespace}/{job.name}", "uid": job.uid, "attempt": str(attempt)},
         "entrypoint_num_cpus": 0,
@@ -64,9 +68,9 @@ def _is_done(folder: str) -> str:
     return f"{{ grep -qs '{SUMMARY_OF_SUCCESS}' {folder}/{SUMMARY_FILE} || {{ echo '{said}'; exit 1; }}; }}"
 
 
-def encoded_manifest(job: JobView, settings: RenderSettings) -> str:
+def encoded_manifest(job: JobView, settings: RenderSettings, sandboxes: Sequence[str] | None = None) -> str:
     """base64(gzip(JSON)) of the manifest that the driver gets; equal for equal jobs."""
-    text = json.dumps(driver_manifest(job, settings), separators=(",", ":"))
+    text = json.dumps(driver_manifest(job, settings, sandboxes), separators=(",", ":"))
     # mtime 0: the same job gives the same bytes, whenever it is submitted.
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
@@ -89,8 +93,15 @@ def check_manifest(job: JobView, settings: RenderSettings) -> None:
         )
 
 
-def driver_manifest(job: JobView, settings: RenderSettings) -> Manifest:
-    """The RLJob as the driver gets it: its checkpoints in the run folder, its endpoint where the operator looks."""
+def driver_manifest(job: JobView, settings: RenderSettings, sandboxes: Sequence[str] | None = None) -> Manifest:
+    """The RLJob as the driver gets it: its checkpoints in the run folder, its endpoint where the operator looks.
+
+    Args:
+        job: the job.
+        settings: the operator's.
+        sandboxes: addresses of the sandboxes of its warm pool; None: they are not known yet, and an address of the
+            greatest length stands for each.
+    """
     spec = valid_spec(job)
     records = spec.records.model_copy(
         update={
@@ -101,7 +112,9 @@ def driver_manifest(job: JobView, settings: RenderSettings) -> Manifest:
     )
     checkpoint = spec.checkpoint.model_copy(update={"path": None})
     resources = spec.resources.model_copy(update={"threads_per_device": _threads(spec)})
-    given = spec.model_copy(update={"records": records, "checkpoint": checkpoint, "resources": resources})
+    given = spec.model_copy(
+        update={"records": records, "checkpoint": checkpoint, "resources": resources, **_sandbox(spec, sandboxes)}
+    )
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -112,6 +125,19 @@ def driver_manifest(job: JobView, settings: RenderSettings) -> Manifest:
             mode="json", by_alias=True, exclude_defaults=True, exclude={"timeouts": {"ready_seconds"}}
         ),
     }
+
+
+def _sandbox(spec: RLJobSpec, sandboxes: Sequence[str] | None) -> dict[str, SandboxSpec]:
+    """The sandbox with its servers' addresses in place of the warm pool, which only the operator can use."""
+    pool = warm_pool(spec)
+    if pool is None:
+        return {}
+    assert spec.sandbox is not None
+    assert spec.sandbox.service is not None
+    known = [f"http://[2001:db8:0:0:0:0:0:{index:x}]:{pool.port}" for index in range(pool.count)]
+    urls = known if sandboxes is None else list(sandboxes)
+    service = spec.sandbox.service.model_copy(update={"urls": urls, "warm_pool": None})
+    return {"sandbox": spec.sandbox.model_copy(update={"service": service})}
 
 
 def _threads(spec: RLJobSpec) -> int:

@@ -19,6 +19,7 @@ from rljob_operator.state.plan import Submit
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.progress import with_estimate
 from rljob_operator.state.reasons import EndReason, caused, said_of
+from rljob_operator.state.sandboxes import sandbox_problem
 from rljob_operator.state.status_text import LINE_LIMIT, LINES_OF_EARLIER, LINES_OF_LAST, clean
 from rljob_operator.state.timing import NOTICE_SECONDS, seconds_since, time_text
 
@@ -93,6 +94,8 @@ def submit_again(plan: PlanBuilder) -> None:
     attempt, submission = plan.attempt, plan.submission
     if attempt is None or attempt.accepted or attempt.stop_time is not None or plan.job.problem:
         return
+    if sandbox_problem(plan.observed) is not None:
+        return  # The manifest names their addresses.
     if submission is not None and submission.state is SubmissionState.MISSING:
         plan.set_attempt(session=attempt.session or _session(plan))
         _submit(plan)

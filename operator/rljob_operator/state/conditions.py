@@ -13,6 +13,7 @@ from rljob_operator.state.plan import OBJECTS, CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.reasons import EndReason, said_of
 from rljob_operator.state.release import former_head_ends
+from rljob_operator.state.sandboxes import lost_sandbox
 from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
 
@@ -107,12 +108,15 @@ def _why(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
 def _why_running(plan: PlanBuilder) -> tuple[str, str]:
     progress = plan.status.progress
     heard = progress.last_update_time if progress is not None else None
+    lost = lost_sandbox(plan.observed)
+    sandbox = "" if lost is None else lost[1].message
     if plan.driver is None and seconds_since(heard, plan.now) >= FRESHNESS_SECONDS + SILENCE_SECONDS:
         error = plan.observed.driver_error or plan.observed.submission_error or "nothing was heard of it"
-        return "DriverUnreachable", f"The driver has not answered since about {heard}: {error}"
+        text = f"The driver has not answered since about {heard}: {error}"
+        return "DriverUnreachable", sentence(text, sandbox) if sandbox else text
     unread = plan.driver.records_error if plan.driver is not None else ""
     also = f"its step records cannot be read: {cut(unread, 300)}" if unread else ""
-    return "DriverReady", sentence(f"{plan.step} of {plan.spec.steps} steps are done", also)
+    return "DriverReady", sentence(f"{plan.step} of {plan.spec.steps} steps are done", also, sandbox)
 
 
 def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from rljob_operator.state.hccl_errors import hccl_error
 from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState, SubmissionView
 from rljob_operator.state.pod_causes import pod_problem
 from rljob_operator.state.refusals import refusal
+from rljob_operator.state.sandboxes import sandbox_problem
 from rljob_operator.state.scheduler_messages import not_admitted
 from rljob_operator.state.timing import duration_text, seconds_of
 
@@ -231,13 +232,21 @@ def _pods(observed: Observed, now: float | None) -> Explanation | None:
     return Explanation("ClusterStarting", f"The pods of RayCluster {cluster.name} are ready, KubeRay's status is not.")
 
 
-def _ready_deadline(observed: Observed) -> str:
-    """Until when the pods that have their nodes may take to be ready."""
+def _sandboxes(observed: Observed, now: float | None) -> Explanation | None:
+    attempts = observed.job.status.attempts
+    problem = sandbox_problem(observed)
+    if problem is None or (attempts and attempts[-1].end_time is None):
+        return None
+    return Explanation(problem.reason, sentence(problem.message, _ready_deadline(observed, "sandboxes")))
+
+
+def _ready_deadline(observed: Observed, of: str = "pods") -> str:
+    """Until when the pods that have their nodes, or the sandboxes, may take to be ready."""
     cluster, limit = observed.job.status.cluster, _spec_of(observed).timeouts.ready_seconds
     if cluster is None or cluster.scheduled_time is None:
         return ""
     until = datetime.fromtimestamp(seconds_of(cluster.scheduled_time) + limit, UTC).strftime("%H:%M:%S UTC")
-    return f"the devices are given back at {until} if not all pods are ready by then (spec.timeouts.readySeconds)"
+    return f"the devices are given back at {until} if not all {of} are ready by then (spec.timeouts.readySeconds)"
 
 
 def _driver(observed: Observed, now: float | None) -> Explanation | None:
@@ -273,7 +282,7 @@ def _just_started(submission: SubmissionView, now: float | None) -> bool:
 
 
 _CHECKS: tuple[Check, ...] = (
-    _ended, _spec, _suspended, _running, _backing_off, _cluster, _queue, _kuberay, _pods, _driver
+    _ended, _spec, _suspended, _running, _backing_off, _cluster, _queue, _kuberay, _pods, _sandboxes, _driver
 )  # fmt: skip
 
 

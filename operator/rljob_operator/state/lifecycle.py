@@ -12,6 +12,7 @@ from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, D
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.reasons import EndReason
 from rljob_operator.state.release import former_head_ends, release_cluster
+from rljob_operator.state.sandboxes import claim_sandboxes, may_hold_sandboxes, release_sandboxes, sandbox_problem
 from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import WAITING_LOOK_SECONDS, seconds_of, time_text
@@ -45,14 +46,26 @@ def advance(plan: PlanBuilder) -> JobPhase:
         return JobPhase.PENDING
     if _given_up(plan):
         release_cluster(plan)
+        release_sandboxes(plan)
         return JobPhase.QUEUED
     if plan.cluster is None:
         return _make_cluster(plan)
     plan.act(*_missing_parts(plan))
+    scheduled = all_scheduled(plan)
+    if scheduled:
+        claim_sandboxes(plan)
+    elif _asks_queue(plan):
+        release_sandboxes(plan)
     if _ready_for_attempt(plan):
         begin_attempt(plan)
         return JobPhase.STARTING
-    return JobPhase.STARTING if all_scheduled(plan) else JobPhase.QUEUED
+    return JobPhase.STARTING if scheduled else JobPhase.QUEUED
+
+
+def _asks_queue(plan: PlanBuilder) -> bool:
+    """Whether the queue has taken the devices, or not given them yet; not while a pod is made anew."""
+    cluster, queue = plan.cluster, plan.observed.queue
+    return cluster is None or cluster.suspended or (queue is not None and not queue.admitted)
 
 
 def _given_up(plan: PlanBuilder) -> bool:
@@ -66,6 +79,7 @@ def finish(plan: PlanBuilder) -> None:
     """End the job for good. What is known of its end is stored before the pods go."""
     plan.set(completion_time=time_text(plan.now), next_attempt_time=None)
     release_cluster(plan)
+    release_sandboxes(plan)
 
 
 def retire(plan: PlanBuilder) -> float | None:
@@ -76,8 +90,9 @@ def retire(plan: PlanBuilder) -> float | None:
     """
     plan.set(observed_generation=plan.job.generation)
     release_cluster(plan)
+    release_sandboxes(plan)
     ttl = plan.job.spec.ttl_seconds_after_finished if plan.job.spec is not None else None
-    look = None if plan.own_cluster is None else WAITING_LOOK_SECONDS
+    look = WAITING_LOOK_SECONDS if plan.own_cluster is not None or may_hold_sandboxes(plan.observed) else None
     if ttl is None or plan.status.completion_time is None:
         return look
     left = seconds_of(plan.status.completion_time) + ttl - plan.now
@@ -99,11 +114,13 @@ def _phase_of_attempt(plan: PlanBuilder) -> JobPhase:
 def _give_back(plan: PlanBuilder) -> JobPhase:
     plan.set(next_attempt_time=None)
     release_cluster(plan)
+    release_sandboxes(plan)
     asked_for = plan.own_cluster is None or plan.own_cluster.deleting
     return JobPhase.SUSPENDED if asked_for else plan.status.phase or JobPhase.PENDING
 
 
 def _make_cluster(plan: PlanBuilder) -> JobPhase:
+    release_sandboxes(plan)
     if release_cluster(plan):
         return JobPhase.QUEUED
     if plan.job.problem or plan.observed.names_taken:
@@ -151,18 +168,21 @@ def _ready_for_attempt(plan: PlanBuilder) -> bool:
     cluster, head = plan.cluster, plan.head
     if cluster is None or cluster.suspended or head is None or not head.ready or plan.job.problem:
         return False
+    if sandbox_problem(plan.observed) is not None:
+        return False
     if not is_whole(plan) and not _begins_with_fewer(plan):
         return False
     return not former_head_ends(plan) and plan.status.next_attempt_time is None
 
 
 def is_whole(plan: PlanBuilder) -> bool:
-    """Whether the cluster is ready, and its pods say nothing else: they are seen to fail before KubeRay says so.
+    """Whether the cluster is ready, and its pods say nothing else: they are seen to fail before KubeRay says so. The
+    sandboxes that the job asks for are bound too.
 
     No attempt begins that the next look would end.
     """
     cluster, head = plan.cluster, plan.head
-    if cluster is None or head is None or not cluster.ready:
+    if cluster is None or head is None or not cluster.ready or sandbox_problem(plan.observed) is not None:
         return False
     begun = AttemptStatus(number=0, head_uid=head.uid, start_time=time_text(plan.now))
     return pod_failure(plan.observed, begun, fatal=True) is None

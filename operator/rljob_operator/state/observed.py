@@ -158,6 +158,38 @@ class QueueView:
     """Fields that only Kueue has."""
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxView:
+    """One SandboxClaim with the job's label."""
+
+    name: str
+    uid: str
+    owned: bool
+    """Its controller is this job (by UID)."""
+    address: str = ""
+    """IP address of its sandbox's pod; empty while there is none."""
+    ready: bool = False
+    ended: bool = False
+    """Its sandbox has ended and will not come back."""
+    deleting: bool = False
+    reason: str = ""
+    """Reason of the condition that says why it is not ready."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxesView:
+    """SandboxClaims of a job that asks for a warm pool."""
+
+    claims: tuple[SandboxView, ...] = ()
+    problem: str = ""
+    """Why they could not be read."""
+    passing: bool = False
+    """The problem may be over at the next look: it is no missing kind or right."""
+    unseen: bool = False
+    """Who looks may not see them, which says nothing about them."""
+
+
 class SubmissionState(StrEnum):
     """States of a Ray job."""
 
@@ -264,6 +296,7 @@ class Observed:
     queue: QueueView | None = None
     boosts_priority: bool = False
     """The administrator lets the operator tell Kueue what a preemption would cost."""
+    sandboxes: SandboxesView = SandboxesView()
     secret_exists: bool = False
     refused: Cause | None = None
     """Why the API server did not take an object that the job needs, when it was tried last."""

@@ -90,6 +90,21 @@ class AnnotateWorkload:
     """RFC 3339; empty: nothing is saved."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimSandboxes:
+    """Make SandboxClaims with these names; one of somebody else is in the way."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSandboxes:
+    """Delete SandboxClaims, each with its UID as precondition."""
+
+    claims: tuple[tuple[str, str], ...]
+    """Name and UID of each."""
+
+
 Action = (
     ApplySecret
     | ApplyPolicy
@@ -102,10 +117,12 @@ Action = (
     | WantEngineNodes
     | ScaleEngines
     | AnnotateWorkload
+    | ClaimSandboxes
+    | ReleaseSandboxes
 )
 
 
-OBJECTS = (ApplySecret, ApplyPolicy, CreateCluster)
+OBJECTS = (ApplySecret, ApplyPolicy, CreateCluster, ClaimSandboxes)
 """Actions without whose objects a job cannot begin."""
 
 

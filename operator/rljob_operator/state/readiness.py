@@ -9,6 +9,7 @@ from rljob_operator.state.causes import Cause, sentence
 from rljob_operator.state.lifecycle import all_scheduled, is_whole
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.pod_causes import pod_problem
+from rljob_operator.state.sandboxes import sandbox_problem
 from rljob_operator.state.timing import duration_text, seconds_of, seconds_since, time_text
 
 
@@ -19,8 +20,14 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     since, limit = plan.cluster_status.scheduled_time, plan.spec.timeouts.ready_seconds
     if plan.spec.suspend or seconds_since(since, plan.now) < limit:
         return None
+    sandbox = sandbox_problem(plan.observed)
     problem = pod_problem(plan.observed, plan.spec)
     waiting = [pod.name for pod in plan.observed.pods if not pod.ready and not pod.deleting]
+    if problem is None and not waiting and sandbox is not None:
+        text = f"Sandboxes were not ready within {duration_text(limit)} of the pods having their nodes"
+        cause = plan.observed.refused or sandbox
+        said = sentence(f"{text} (spec.timeouts.readySeconds)", f"{cause.reason}: {cause.message}")
+        return close_unstarted(plan, since, Cause(FailureReason.READY_TIMEOUT, said))
     text = f"Pods were not ready within {duration_text(limit)} of having their nodes (spec.timeouts.readySeconds)"
     also = problem.message if problem is not None else f"not ready: {', '.join(sorted(waiting)[:3])}" if waiting else ""
     return close_unstarted(plan, since, Cause(FailureReason.READY_TIMEOUT, sentence(text, also)))

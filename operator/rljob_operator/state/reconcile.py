@@ -29,6 +29,7 @@ from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.preemption import tell_cost
 from rljob_operator.state.progress import read_progress
 from rljob_operator.state.readiness import give_up_unready, note_scheduled
+from rljob_operator.state.sandboxes import lost_sandbox, may_hold_sandboxes, sandbox_problem
 from rljob_operator.state.scaling import scale_engines
 from rljob_operator.state.timing import (
     RUNNING_LOOK_SECONDS,
@@ -117,13 +118,19 @@ def _announce(plan: PlanBuilder, phase: JobPhase) -> None:
         said, before = plan.status.message or "", plan.old.message or ""
         if text[:_COMPARED] in said and text[:_COMPARED] not in before:
             plan.note("Warning", "InvalidSpec", text)
+    lost = lost_sandbox(plan.observed) if phase is JobPhase.RUNNING else None
+    # By the claim alone: what is said of it changes while its sandbox ends.
+    text = "" if lost is None else f"SandboxClaim {lost[0]} "
+    if lost is not None and text in (plan.status.message or "") and text not in (plan.old.message or ""):
+        plan.note("Warning", "SandboxLost", lost[1].message)
     if phase is not plan.old.phase:
         plan.note("Warning" if phase is JobPhase.FAILED else "Normal", str(phase), plan.status.message or str(phase))
 
 
 def _next_reconcile(plan: PlanBuilder, phase: JobPhase) -> float | None:
     attempt, now = plan.attempt, plan.now
-    if phase in (*FINAL, JobPhase.SUSPENDED) and plan.own_cluster is not None:
+    holds = plan.own_cluster is not None or may_hold_sandboxes(plan.observed)
+    if phase in (*FINAL, JobPhase.SUSPENDED, JobPhase.PENDING) and holds:
         return WAITING_LOOK_SECONDS
     if phase in FINAL:
         ttl = plan.spec.ttl_seconds_after_finished
@@ -133,9 +140,18 @@ def _next_reconcile(plan: PlanBuilder, phase: JobPhase) -> float | None:
     if attempt is not None:
         starts = phase is JobPhase.STARTING and seconds_since(attempt.start_time, now) < WAITING_LOOK_SECONDS
         return STARTING_LOOK_SECONDS if starts else RUNNING_LOOK_SECONDS
+    longest = _sandbox_look(plan) if phase is JobPhase.STARTING else WAITING_LOOK_SECONDS
     if plan.status.next_attempt_time is not None:
-        return min(WAITING_LOOK_SECONDS, max(1.0, seconds_of(plan.status.next_attempt_time) - now))
-    return WAITING_LOOK_SECONDS
+        return min(longest, max(1.0, seconds_of(plan.status.next_attempt_time) - now))
+    return longest
+
+
+def _sandbox_look(plan: PlanBuilder) -> float:
+    """Seconds until a job that has its nodes is looked at again: no watch reports its sandboxes."""
+    if sandbox_problem(plan.observed) is None or plan.job.problem:
+        return WAITING_LOOK_SECONDS
+    waited = seconds_since(plan.cluster_status.scheduled_time, plan.now)
+    return STARTING_LOOK_SECONDS if waited < WAITING_LOOK_SECONDS else RUNNING_LOOK_SECONDS
 
 
 def _planned(plan: PlanBuilder, requeue_after: float | None) -> Plan:

@@ -69,6 +69,16 @@ def test_workloads_are_written_only_where_kueue_is_told_what_a_preemption_costs(
         assert rules(jobs) == JOB_RULES | {("kueue.x-k8s.io", "workloads", "patch", "")}
 
 
+def test_sandboxes_are_claimed_only_where_the_chart_allows_it() -> None:
+    for namespaces in ([], ["team-a"]):
+        objects = render({"watchNamespaces": namespaces, "settings": {"sandboxClaims": True}})
+        jobs, _ = operator_roles(objects)
+        right = {
+            ("extensions.agents.x-k8s.io", "sandboxclaims", verb, "") for verb in ["get", "list", "create", "delete"]
+        }
+        assert rules(jobs) == JOB_RULES | right
+
+
 def test_namespaced_rights_need_no_cluster_role() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"], "rbac": {"userRoles": False}})
     assert not of_kind(objects, "ClusterRole")

@@ -29,6 +29,7 @@ CHANGED = {
     "rebuildTotalSeconds": 80,
     "optionalKindsSeconds": 99,
     "kueuePriorityBoost": True,
+    "sandboxClaims": True,
     "leaseSeconds": 60,
     "renewSeconds": 40,
     "retrySeconds": 5,

@@ -341,6 +341,30 @@ def test_why_reads_kueues_workload(run: Run, api: FakeApi) -> None:
     assert f"Kueue has not admitted Workload raycluster-{NAME}-1: couldn't assign flavors" in text
 
 
+def test_why_reads_the_sandboxes_claims(run: Run, api: FakeApi) -> None:
+    pool = {"isolation": "Service", "service": {"warmPool": {"name": "pool"}}}
+    reward = {"name": "code", "args": {"kind": "Calls", "tests": "tests"}}
+    api.add("rljobs", rljob({"phase": "Starting", "attempt": 0}, reward=reward, sandbox=pool))
+    api.add("rayclusters", ray_cluster())
+    for name in (HEAD, WORKER):
+        api.add("pods", pod(name))
+    meta = {"name": f"{NAME}-sandbox-0", "namespace": "rl", "uid": "c", "ownerReferences": [OWNER]}
+    said = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "WarmPoolNotFound",
+        "message": 'SandboxWarmPool "pool" not found',
+    }
+    labels = {"labels": {"rljob.dev/job": NAME}}
+    api.add("sandboxclaims", {"metadata": {**meta, **labels}, "status": {"conditions": [said]}})
+    text = " ".join(run("why", NAME)[1].split())
+    assert text.startswith(f"WarmPoolNotFound: SandboxClaim {NAME}-sandbox-0 of SandboxWarmPool pool has no sandbox")
+    api.forbidden.add(("list", "sandboxclaims"))
+    document = json.loads(run("why", NAME, "-o", "json")[1])
+    assert any("SandboxClaims" in sentence for sentence in document["unseen"])
+    assert document["reason"] == "NotSubmitted", "nothing is concluded from what the user may not read"
+
+
 def test_why_reads_events_and_takes_the_newest(run: Run, api: FakeApi) -> None:
     api.add("rljobs", rljob({"phase": "Starting"}))
     api.add("rayclusters", ray_cluster(conditions=[]))

@@ -19,6 +19,8 @@ from rljob_operator.state.observed import (
     Observed,
     PodView,
     QueueView,
+    SandboxesView,
+    SandboxView,
     SubmissionState,
     SubmissionView,
 )
@@ -69,6 +71,33 @@ def test_nobody_has_looked_at_it_yet() -> None:
 
 def test_a_job_that_is_being_deleted() -> None:
     said(waiting(replace(job(), deleting=True)), "Deleting", NAME)
+
+
+# --- sandboxes of a warm pool ------------------------------------------------------------------
+
+
+def test_a_sandbox_that_does_not_come_is_named_with_the_deadline() -> None:
+    service = {"warmPool": {"name": "pool", "count": 2}}
+    view = job(
+        {"phase": "Starting", "attempt": 0, "cluster": {"name": NAME, "scheduledTime": "2027-01-15T07:50:00Z"}},
+        reward={"name": "code", "args": {"kind": "Calls", "tests": "tests"}},
+        sandbox={"isolation": "Service", "service": service},
+    )
+    bound = SandboxView(f"{NAME}-sandbox-0", "1", True, "10.0.0.1", ready=True)
+    late = SandboxView(f"{NAME}-sandbox-1", "2", True, reason="DependenciesNotReady", message="Pod is not Ready")
+
+    def seen(*claims: SandboxView, **changes: Any) -> Observed:
+        return up(view, sandboxes=SandboxesView(claims, **changes))
+
+    until = "the devices are given back at 08:20:00 UTC if not all sandboxes are ready by then"
+    named = f"SandboxClaim {NAME}-sandbox-1 of SandboxWarmPool pool"
+    said(seen(bound, late), "DependenciesNotReady", named, "has no sandbox that is ready", "Pod is not Ready", until)
+    said(seen(bound), "SandboxNotClaimed", named, "is about to be made", until)
+    said(seen(bound, replace(late, deleting=True)), "SandboxNotClaimed", "is being deleted")
+    said(seen(bound, replace(late, owned=False)), "SandboxClaimInTheWay", "is not this job's")
+    said(seen(bound, replace(late, ended=True, reason="PodFailed")), "PodFailed", named, "has ended")
+    said(seen(problem="404: no such kind"), "SandboxesUnreadable", "404: no such kind", "settings.sandboxClaims: true")
+    assert explain(seen(bound, replace(bound, name=late.name)), NOW).reason == "NotSubmitted"
 
 
 # --- the RayCluster ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from rljob_operator.render import (
     driver_manifest,
     policy_digest,
     policy_to_apply,
+    render_claim,
     render_cluster,
     render_policy,
     render_secret,
@@ -142,6 +143,40 @@ def test_manifest_that_the_driver_gets() -> None:
     assert spec.data.label_key is None, "a null that replaces a default is handed on"
     assert spec.resources.threads_per_device == 1
     assert unpacked(submission(base("records.lingerSeconds=5"), 0, SETTINGS)).spec.records.linger_seconds == 5
+
+
+def test_a_driver_gets_the_addresses_of_its_sandboxes_in_place_of_the_pool() -> None:
+    reward = "reward={name: code, args: {kind: Calls, tests: tests}}"
+    job = base(reward, "sandbox={isolation: Service, service: {warmPool: {name: pool, count: 2}, concurrency: 7}}")
+    addresses = ["http://10.0.0.1:8080", "http://[2001:db8::1]:8080"]
+    found = unpacked(submission(job, 0, SETTINGS, addresses)).spec.sandbox
+    assert found is not None
+    assert found.service is not None
+    assert (found.service.urls, found.service.warm_pool, found.service.concurrency) == (addresses, None, 7)
+    assert job.spec is not None
+    assert unpacked(submission(job, 0, SETTINGS)).spec.sandbox is not None, "its size is known before the claims are"
+    assert unpacked(submission(base(), 0, SETTINGS)).spec.sandbox is None
+
+
+def test_a_pool_is_refused_where_the_operator_may_make_no_claims() -> None:
+    reward = "reward={name: code, args: {kind: Calls, tests: tests}}"
+    job = base(reward, "sandbox={isolation: Service, service: {warmPool: {name: pool}}}")
+    with pytest.raises(RenderError, match=r"needs settings\.sandboxClaims: true of its chart") as error:
+        render_cluster(job, replace(SETTINGS, sandbox_claims=False))
+    assert error.value.field == "spec.sandbox.service.warmPool"
+    for known in (True, None):
+        assert render_cluster(job, replace(SETTINGS, sandbox_claims=known))
+    assert render_cluster(base(), replace(SETTINGS, sandbox_claims=False))
+
+
+def test_a_claim_asks_for_a_sandbox_of_the_pool_and_sets_nothing_of_it() -> None:
+    reward = "reward={name: code, args: {kind: Calls, tests: tests}}"
+    job = base(reward, "sandbox={isolation: Service, service: {warmPool: {name: pool}}}")
+    claim = render_claim(job, "base-sandbox-0")
+    assert claim["spec"] == {"warmPoolRef": {"name": "pool"}}, "all else is made cold"
+    assert (claim["metadata"]["name"], claim["metadata"]["namespace"]) == ("base-sandbox-0", "team")
+    assert claim["metadata"]["labels"]["rljob.dev/job"] == "base"
+    assert claim["metadata"]["ownerReferences"][0]["uid"] == UID
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ _KINDS = {
     "ray.io/v1": ("rayclusters",),
     "networking.k8s.io/v1": ("networkpolicies",),
     "coordination.k8s.io/v1": ("leases",),
+    "extensions.agents.x-k8s.io/v1beta1": ("sandboxclaims",),
     "x.dev/v1": ("things",),
 }
 

@@ -23,6 +23,8 @@ from rljob_operator.state.observed import (
     Observed,
     PodRole,
     PodView,
+    SandboxesView,
+    SandboxView,
     StepView,
     SubmissionState,
     SubmissionView,
@@ -31,15 +33,18 @@ from rljob_operator.state.plan import (
     Action,
     ApplyPolicy,
     ApplySecret,
+    ClaimSandboxes,
     CreateCluster,
     DeleteCluster,
     DeleteJob,
     Plan,
+    ReleaseSandboxes,
     RequestCheckpoint,
     Stop,
     Submit,
 )
 from rljob_operator.state.reconcile import reconcile
+from rljob_operator.state.sandboxes import warm_pool
 
 UID = "5f0c7f2e-0000-4000-8000-000000000001"
 STEP_SECONDS = 10.0
@@ -55,6 +60,17 @@ SPEC: dict[str, Any] = {
     "timeouts": {"startSeconds": 300, "phaseSeconds": 600},
     "failurePolicy": {"maxRestarts": 3, "backoffSeconds": 5, "maxBackoffSeconds": 60},
 }
+
+
+def with_pool(count: int) -> dict[str, Any]:
+    """Changes to a spec whose programs run in sandboxes of a warm pool; 0: in none."""
+    if not count:
+        return {}
+    service = {"warmPool": {"name": "pool", "count": count}}
+    return {
+        "reward": {"name": "code", "args": {"kind": "Calls", "tests": "tests"}},
+        "sandbox": {"isolation": "Service", "service": service},
+    }
 
 
 def make_spec(**changes: Any) -> RLJobSpec:
@@ -93,6 +109,21 @@ class Cluster:
     """KubeRay's conditions: the first while pods still end, the second when all are gone."""
     ready: bool = False
     deleting: bool = False
+
+
+@dataclass
+class Claim:
+    """A SandboxClaim, which agent-sandbox gives a sandbox of the pool."""
+
+    name: str
+    uid: str
+    age: float = 0.0
+    ended: bool = False
+    deleting: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.age >= 25 and not self.ended and not self.deleting
 
 
 @dataclass
@@ -151,6 +182,9 @@ class World:
         self.secret = self.policy = False
         self.cluster: Cluster | None = None
         self.pods: list[Pod] = []
+        self.claims: dict[str, Claim] = {}
+        self.pool_gives = True
+        """Whether claims get sandboxes."""
         self.ray: dict[str, dict[str, RayJob]] = {}
         self.folder = Folder()
         self.capacity = True
@@ -182,6 +216,7 @@ class World:
             self.now += part
             self._kuberay()
             self._kubelets(part)
+            self._agent_sandbox(part)
             for job in [*self.ghosts, *(job for jobs in self.ray.values() for job in jobs.values())]:
                 self._drive(job, part)
             self._snap()
@@ -230,6 +265,11 @@ class World:
             cluster.suspending = True
         elif cluster.suspended and not cluster.suspend:
             cluster.suspended = False
+
+    def _agent_sandbox(self, seconds: float) -> None:
+        self.claims = {name: claim for name, claim in self.claims.items() if not claim.deleting}
+        for claim in self.claims.values():
+            claim.age += seconds if self.pool_gives or claim.ready else 0.0
 
     def _new_pod(self, role: PodRole) -> None:
         assert self.cluster is not None
@@ -378,6 +418,11 @@ class World:
             self.pods.remove(pod)
         self._snap()
 
+    def sandbox_ends(self) -> None:
+        """The programs of the driver's next responses get no answer there."""
+        for claim in [claim for claim in self.claims.values() if claim.ready][:1]:
+            claim.ended = True
+
     def queue_takes_devices(self) -> None:
         if self.cluster is not None and self.cluster.owned:
             self.cluster.suspend = True
@@ -452,6 +497,7 @@ class World:
             pods=self._seen[self._pods_at][1],
             secret_exists=self.secret,
             policy_current=self.policy,
+            sandboxes=self._sandboxes(),
             submission=submission,
             submission_error=error,
             driver=driver,
@@ -523,6 +569,12 @@ class World:
                     self._collect_garbage()
             case DeleteJob():
                 self.deleted = True
+            case ClaimSandboxes(names=names):
+                for name in names:
+                    self.claims.setdefault(name, Claim(name, f"claim-{next(self._ids)}"))
+            case ReleaseSandboxes(claims=claims):
+                for claim in self.claims.values():
+                    claim.deleting |= (claim.name, claim.uid) in claims
             case _:
                 self._ask_ray(action, ray_answers)
         self._snap()
@@ -579,6 +631,25 @@ class World:
                 "conditions": [{"type": kind, "status": str(value)} for kind, value in holds.items()],
             },
         }
+
+    def _sandboxes(self) -> SandboxesView:
+        if warm_pool(self.spec) is None:
+            return SandboxesView()
+        return SandboxesView(
+            tuple(
+                SandboxView(
+                    name=claim.name,
+                    uid=claim.uid,
+                    owned=True,
+                    address="10.0.0.1" if claim.ready else "",
+                    ready=claim.ready,
+                    ended=claim.ended,
+                    deleting=claim.deleting,
+                    reason="" if claim.ready else "PodFailed" if claim.ended else "DependenciesNotReady",
+                )
+                for claim in self.claims.values()
+            )
+        )
 
     def _submission(self, answers: bool) -> tuple[SubmissionView | None, str]:
         last = self.status.attempts[-1] if self.status.attempts else None

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from simulation import UID, World, make_spec
+from simulation import UID, World, make_spec, with_pool
 
 from rljob_api.schema import structural_schema
 from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.state.observed import PodRole, SubmissionState
 from rljob_operator.state.plan import CreateCluster, DeleteCluster, Plan, Submit
 from rljob_operator.state.reconcile import reconcile
+from rljob_operator.state.sandboxes import warm_pool
 
 FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 STATUS_SCHEMA = Draft202012Validator(structural_schema(RLJobStatus))
@@ -55,6 +56,9 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "no room": lambda w: setattr(w, "capacity", False),
     "room": lambda w: setattr(w, "capacity", True),
     "image missing": lambda w: setattr(w, "image_missing", True),
+    "sandbox ends": lambda w: w.sandbox_ends(),
+    "no sandboxes": lambda w: setattr(w, "pool_gives", False),
+    "sandboxes": lambda w: setattr(w, "pool_gives", True),
     "slow start": lambda w: setattr(w, "start_seconds", 2000.0),
 }
 
@@ -117,6 +121,7 @@ class Witness:
             assert world.status.phase is before.phase, "a finished job was begun again"
             assert not any(isinstance(action, Submit | CreateCluster) for action in done)
         self._submissions(done, runs)
+        self._sandboxes(done)
         for attempt in world.status.attempts:
             if attempt.accepted or attempt.end_time is not None:
                 self.known.add(str(attempt.submission_id))
@@ -147,6 +152,13 @@ class Witness:
         for run in self.world.runs[runs:]:
             assert run.id not in self.known, "an attempt that is known to have run was submitted again"
 
+    def _sandboxes(self, done: list[Any]) -> None:
+        world, pool = self.world, warm_pool(self.world.spec)
+        count = 0 if pool is None else pool.count
+        assert len(world.claims) <= count, "more sandboxes than the job asks for"
+        ready = sum(claim.ready for claim in world.claims.values())
+        assert ready == count or not any(isinstance(action, Submit) for action in done), "a driver without sandboxes"
+
     def one_driver(self) -> None:
         assert len(self.world.reachable) <= 1, "two drivers at once where both can be seen"
         assert sum(map(self.world.may_commit, self.world.running)) <= 1, "two drivers that can commit"
@@ -175,25 +187,27 @@ def play(world: World, life: Life) -> Witness:
 
 def calm(world: World, witness: Witness) -> None:
     """Faults stop, there is room, and strangers leave: from here on the job has to come to an end."""
-    world.capacity, world.image_missing, world.start_seconds = True, False, 20.0
+    world.capacity, world.image_missing, world.start_seconds, world.pool_gives = True, False, 20.0, True
     world.stranger_leaves()
     world.queue_admits()
     for _ in range(400):
         world.pass_time(20)
         witness.look()
-        if world.status.phase in (*FINAL, JobPhase.SUSPENDED) and world.cluster is None:
+        if world.status.phase in (*FINAL, JobPhase.SUSPENDED) and world.cluster is None and not world.claims:
             break
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(life=LIVES, policy=POLICY)
-def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: dict[str, Any]) -> None:
-    world = World(make_spec(failurePolicy={**policy, "backoffSeconds": 5, "maxBackoffSeconds": 60}))
+@given(life=LIVES, policy=POLICY, sandboxes=st.sampled_from([0, 0, 1, 3]))
+def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: dict[str, Any], sandboxes: int) -> None:
+    failures = {**policy, "backoffSeconds": 5, "maxBackoffSeconds": 60}
+    world = World(make_spec(failurePolicy=failures, **with_pool(sandboxes)))
     witness = play(world, life)
     calm(world, witness)
     event(f"ends {world.status.phase}")
     assert world.status.phase in (*FINAL, JobPhase.SUSPENDED), world.status.message
     assert world.cluster is None, "the devices are free"
+    assert not world.claims, "so are the sandboxes"
     assert (world.status.phase is JobPhase.SUSPENDED) <= world.spec.suspend
     event(f"attempts {len(world.status.attempts)}")
     text = world.status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -223,12 +237,32 @@ def test_the_invariants_notice_two_drivers(monkeypatch: pytest.MonkeyPatch) -> N
         play(World(spec), hangs)
 
 
+def test_the_invariants_notice_sandboxes_that_are_kept_or_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(**with_pool(2))
+
+    def left() -> int:
+        world = World(spec)
+        calm(world, play(world, (True, [])))
+        return len(world.claims)
+
+    assert left() == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("rljob_operator.state.lifecycle.release_sandboxes", lambda _: None)
+        assert left() == 2
+    monkeypatch.setattr("rljob_operator.state.lifecycle.sandbox_problem", lambda _: None)
+    with pytest.raises(AssertionError, match="a driver without sandboxes"):
+        left()
+
+
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(life=LIVES, how=LOOK)
-@example(life=(False, [(None, 0.0, [{}], 0), (None, 20.0, [], 0), ("worker evicted", 0.0, [], 0)]), how={})
-@example(life=(True, [("worker evicted", 0.0, [], 0)]), how={})
-def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(life: Life, how: dict[str, Any]) -> None:
-    world = World(make_spec())
+@given(life=LIVES, how=LOOK, sandboxes=st.sampled_from([0, 2]))
+@example(life=(False, [(None, 0.0, [{}], 0), (None, 20.0, [], 0), ("worker evicted", 0.0, [], 0)]), how={}, sandboxes=0)
+@example(life=(True, [("worker evicted", 0.0, [], 0)]), how={}, sandboxes=0)
+@example(life=(True, [("sandbox ends", 0.0, [], 0)]), how={}, sandboxes=2)
+def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(
+    life: Life, how: dict[str, Any], sandboxes: int
+) -> None:
+    world = World(make_spec(**with_pool(sandboxes)))
     play(world, life)
     seen = {name: value for name, value in how.items() if name in ("lag", "ray_answers", "driver_answers")}
     observed = world.observed(**seen)

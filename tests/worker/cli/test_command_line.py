@@ -159,6 +159,22 @@ def test_what_runs_on_a_cluster_alone_is_valid_but_does_not_run_here(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("address", ["local", "127.0.0.1:1"])
+def test_sandboxes_of_a_warm_pool_are_the_operators_to_claim(
+    address: str, capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path
+) -> None:
+    pool = (
+        *("--set", "spec.reward={name: code, args: {kind: Calls, tests: tests}}"),
+        *("--set", "spec.sandbox={isolation: Service, service: {warmPool: {name: pool}}}"),
+    )
+    said = "spec.sandbox.service.warmPool: the operator claims the sandboxes"
+    assert main(["validate", manifest, *pool]) == 0
+    assert f"warning: {said}" in capsys.readouterr().out
+    output = tmp_path / "run"
+    assert said in refused(capsys, "run", manifest, *pool, "--output", str(output), "--address", address)
+    assert not output.exists()
+
+
 @pytest.mark.parametrize("command", [["report"], ["samples"], ["export", "--to", "x"]])
 def test_a_folder_without_a_run_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]

@@ -30,6 +30,7 @@ from rljob_worker.records.run_files import read_run
 from rljob_worker.rewards.judge_texts import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows
 from rljob_worker.rewards.source_check import check_sources
+from rljob_worker.sandbox.servers import servers
 
 
 def look_first(
@@ -62,6 +63,8 @@ def look_first(
     if resume == "always":
         _check_resumable(output, spec.checkpoint.path)
     check_layout(spec)
+    if spec.sandbox is not None:
+        servers(spec.sandbox)
     if on_this_machine:
         check_library(spec)
         check_processes(spec, len(os.sched_getaffinity(0)), HostMemory().info().total, groups)

@@ -19,6 +19,7 @@ from rljob_worker.rewards.row_check import check_first_rows, scored_rows
 from rljob_worker.rewards.source_check import check_sources, told_signatures
 from rljob_worker.sandbox import namespaces
 from rljob_worker.sandbox.kernel import no_namespaces
+from rljob_worker.sandbox.servers import ONLY_CLAIMED
 
 
 def look(job: RLJob, manifest: str) -> list[str]:
@@ -47,8 +48,12 @@ def look(job: RLJob, manifest: str) -> list[str]:
 
 
 def _of_sandbox(spec: RLJobSpec) -> list[str]:
-    """A warning where this machine does not give programs the namespaces that the job wants; its own may."""
-    if spec.sandbox is None or spec.sandbox.isolation != Isolation.NAMESPACE:
+    """A warning where this machine does not give programs the sandbox that the job wants; its own may."""
+    if spec.sandbox is None:
+        return []
+    if spec.sandbox.service is not None and spec.sandbox.service.warm_pool is not None:
+        return [f"warning: {ONLY_CLAIMED}"]
+    if spec.sandbox.isolation != Isolation.NAMESPACE:
         return []
     problem = namespaces.problem()
     return [f"warning: {no_namespaces(problem)}"] if problem else []

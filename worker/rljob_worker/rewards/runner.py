@@ -49,6 +49,7 @@ from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.sandbox.kernel import refuse
 from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup, ServiceSetup
 from rljob_worker.sandbox.server import beside
+from rljob_worker.sandbox.servers import servers
 from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
@@ -385,7 +386,7 @@ class RewardRunner:
             None
             if service is None
             else ServiceSetup(
-                tuple(service.urls),
+                tuple(servers(self._sandbox)),
                 service.concurrency,
                 service.wait_seconds,
                 SANDBOX_SHARE * reward.timeout_seconds,

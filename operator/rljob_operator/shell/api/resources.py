@@ -16,6 +16,7 @@ from rljob_operator.kubernetes_objects import (
     PodObject,
     RayClusterObject,
     RLJobObject,
+    SandboxClaimObject,
     SecretObject,
 )
 
@@ -82,4 +83,5 @@ PODS: Resource[PodObject] = Resource("", "v1", "pods", {"nodeName": _WHOLE})
 SECRETS: Resource[SecretObject] = Resource("", "v1", "secrets")
 EVENTS: Resource[EventObject] = Resource("", "v1", "events")
 NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies", {})
+SANDBOX_CLAIMS: Resource[SandboxClaimObject] = Resource("extensions.agents.x-k8s.io", "v1beta1", "sandboxclaims")
 LEASES: Resource[LeaseObject] = Resource("coordination.k8s.io", "v1", "leases")

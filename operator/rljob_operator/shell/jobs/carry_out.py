@@ -30,6 +30,7 @@ from rljob_operator.shell.api.resources import NETWORK_POLICIES, RAY_CLUSTERS, R
 from rljob_operator.shell.api.tokens import Tokens
 from rljob_operator.shell.caches.informers import Informers
 from rljob_operator.shell.jobs.observe import ObservedJob, Observer
+from rljob_operator.shell.jobs.sandboxes import delete_claims, make_claims
 from rljob_operator.state.causes import Cause
 from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
@@ -39,11 +40,13 @@ from rljob_operator.state.plan import (
     AnnotateWorkload,
     ApplyPolicy,
     ApplySecret,
+    ClaimSandboxes,
     CreateCluster,
     DeleteCluster,
     DeleteJob,
     Event,
     Plan,
+    ReleaseSandboxes,
     RequestCheckpoint,
     ScaleEngines,
     Stop,
@@ -52,6 +55,7 @@ from rljob_operator.state.plan import (
 )
 from rljob_operator.state.preemption import BOOST_ANNOTATION, SAVED_ANNOTATION
 from rljob_operator.state.refusals import refusal
+from rljob_operator.state.sandboxes import sandbox_urls, warm_pool
 
 _TOKEN_BYTES = 32
 _RENEWAL_SECONDS = 4.0
@@ -210,6 +214,10 @@ class Executor:
                     await self._scale_engines(job, action)
                 case AnnotateWorkload():
                     await self._annotate_workload(job, action)
+                case ClaimSandboxes(names=names):
+                    self._count("sandboxclaims", await make_claims(self._client, job, names))
+                case ReleaseSandboxes(claims=claims):
+                    self._count("sandboxclaims", await delete_claims(self._client, job, claims))
                 case Submit() | Stop() | RequestCheckpoint() | WantEngineNodes():
                     await self._ask_job(look, action)
         except ApiError as error:
@@ -222,6 +230,9 @@ class Executor:
             raise ActionFailed("InvalidSpec", f"{_WORDS[type(action)]} failed: {error}", True) from None
         except NoAnswer as error:
             raise ActionFailed("NoAnswer", f"{_WORDS[type(action)]} failed: {error}", 400 <= error.code < 500) from None
+
+    def _count(self, plural: str, writes: int) -> None:
+        self._metrics.writes.labels(plural).inc(writes)
 
     async def _apply(self, resource: Resource[Item], job: JobView, name: str, body: Manifest) -> Item:
         item = await self._client.apply(resource, job.namespace, name, body)
@@ -386,7 +397,10 @@ class Executor:
         elif isinstance(action, Stop):
             await (await self._observer.ray_jobs(key, cluster)).stop(action.id)
         else:
-            body = submission(job, action.attempt, self._settings.render)
+            sandboxes = sandbox_urls(look.observed)
+            if warm_pool(job.spec) is not None and not sandboxes:
+                raise NoAnswer("not all sandboxes are ready")
+            body = submission(job, action.attempt, self._settings.render, sandboxes)
             await (await self._observer.ray_jobs(key, cluster)).submit({**body, "submission_id": action.id})
 
 
@@ -402,12 +416,15 @@ _WORDS: dict[type[Action], str] = {
     WantEngineNodes: "Asking the driver for another number of nodes with engines",
     AnnotateWorkload: "Telling Kueue what a preemption would cost",
     ScaleEngines: "Changing the number of pods with engines",
+    ClaimSandboxes: "Making the SandboxClaims",
+    ReleaseSandboxes: "Deleting SandboxClaims",
 }
 
 _HOLDS_NOTHING_BACK: dict[type[Action], str] = {
     RequestCheckpoint: "CheckpointNotRequested",
     WantEngineNodes: "EnginesNotScaled",
     AnnotateWorkload: "PriorityNotBoosted",
+    ReleaseSandboxes: "SandboxesNotReleased",
 }
 """Actions whose refusal must not hold back what else there is to do and to tell, with the reason of the Event."""
 

@@ -92,7 +92,9 @@ class Controller:
             timeout=aiohttp.ClientTimeout(total=None),
         )
         self._tokens = Tokens(self.client)
-        self._observer = Observer(self.informers, self._tokens, self.store, self._session, self.metrics, settings)
+        self._observer = Observer(
+            self.client, self.informers, self._tokens, self.store, self._session, self.metrics, settings
+        )
         self._events = EventRecorder(self.client, self.metrics, settings.identity)
         self._executor = Executor(
             self.client,

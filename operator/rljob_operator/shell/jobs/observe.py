@@ -29,7 +29,7 @@ from rljob_operator.render import (
     secret_name,
 )
 from rljob_operator.settings import Settings
-from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.client import ApiClient, ApiError
 from rljob_operator.shell.api.metrics import OperatorMetrics
 from rljob_operator.shell.api.resources import JobKey
 from rljob_operator.shell.api.tokens import Tokens
@@ -39,9 +39,20 @@ from rljob_operator.shell.caches.names_taken import names_taken
 from rljob_operator.shell.caches.spec_cache import SpecCache
 from rljob_operator.shell.caches.stored_spec import read_spec
 from rljob_operator.shell.caches.views import ClusterState, job_view
+from rljob_operator.shell.jobs.sandboxes import read_claims
 from rljob_operator.state.causes import Cause
-from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
+from rljob_operator.state.observed import (
+    ClusterView,
+    DriverView,
+    GonePod,
+    JobView,
+    Observed,
+    QueueView,
+    SandboxesView,
+    SubmissionView,
+)
 from rljob_operator.state.queue_label import by_queue_label
+from rljob_operator.state.sandboxes import warm_pool
 from rljob_operator.state.status_text import clean
 
 logger = logging.getLogger(__name__)
@@ -77,6 +88,7 @@ class Observer:
     the driver answers.
 
     Args:
+        client: the API server, for what no cache has.
         informers: the caches.
         tokens: the bearer tokens.
         store: where step records are counted.
@@ -87,6 +99,7 @@ class Observer:
 
     def __init__(
         self,
+        client: ApiClient,
         informers: Informers,
         tokens: Tokens,
         store: JobMetricsStore,
@@ -94,6 +107,7 @@ class Observer:
         metrics: OperatorMetrics,
         settings: Settings,
     ) -> None:
+        self._client = client
         self._informers = informers
         self._tokens = tokens
         self._store = store
@@ -130,6 +144,7 @@ class Observer:
             key, job, self._informers.clusters.get(*key)
         )
         secret_exists = await self._secret_exists(key, job)
+        sandboxes = await self._sandboxes(job, self._informers.clusters.get(*key) is not None)
         # The caches after the answers, which take their time: what ended a driver must not be older news than its end.
         state = self._informers.clusters.get(*key)
         cluster, now = None if state is None else state.for_job(job.uid), self._informers.now()
@@ -140,6 +155,7 @@ class Observer:
             gone_pods=tuple(GonePod(pod, now - age) for age, pod in self._informers.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             boosts_priority=self._settings.kueue_priority_boost,
+            sandboxes=sandboxes,
             secret_exists=secret_exists,
             refused=refused,
             names_taken=self._names_taken(job) if cluster is None else "",
@@ -216,6 +232,17 @@ class Observer:
         if job.status.cluster is None:
             return self._tokens.known(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
         return await self._tokens.read(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
+
+    async def _sandboxes(self, job: JobView, held: bool) -> SandboxesView:
+        """Few jobs have any, and a look at one of them is worth a request.
+
+        The spec of a job that holds no devices may have lost its pool before the first attempt: then too.
+        """
+        allowed, status = self._settings.render.sandbox_claims, job.status
+        if job.deleting or allowed is False:
+            return SandboxesView()
+        had = bool(allowed) and status.start_time is not None and not status.attempts and not held
+        return await read_claims(self._client, job) if had or warm_pool(job.spec) is not None else SandboxesView()
 
     def _policy_current(self, job: JobView) -> bool:
         if is_idle(job) or job.deleting or job.spec is None or job.problem:
