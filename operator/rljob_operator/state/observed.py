@@ -187,7 +187,7 @@ class SandboxesView:
     passing: bool = False
     """The problem may be over at the next look: it is no missing kind or right."""
     unseen: bool = False
-    """Who looks may not see them, which says nothing about them."""
+    """The user may not list them, which says nothing about them."""
 
 
 class SubmissionState(StrEnum):

@@ -50,7 +50,7 @@ def sandbox_problem(observed: Observed) -> Cause | None:
 
 
 def lost_sandbox(observed: Observed) -> tuple[str, Cause] | None:
-    """The name of the first claim that gives no sandbox and why; None: all do, none is asked for, or nobody knows."""
+    """The name of the first claim that gives no sandbox and why; None: all do, none is asked for, or unseen."""
     pool = warm_pool(observed.job.spec)
     if pool is None or observed.sandboxes.problem or observed.sandboxes.unseen:
         return None
