@@ -223,9 +223,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.lora={}"], ["spec.training.lora"]),
     (["training={backend: FSDP, lora: {handover: Adapters}}"], ["spec.training.lora.handover"]),
     (["data.imageKey=images"], ["spec.training.backend"]),
-    (["data.imageKey=images", "training={backend: FSDP, lora: {rank: 8}}"], ["spec.training.lora"]),
+    (
+        ["data.imageKey=images", "training={backend: FSDP, lora: {rank: 8, handover: Adapters}}"],
+        ["spec.training.lora.handover"],
+    ),
     (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
-    ([*APART, "data.imageKey=images", "training={backend: FSDP}"], ["spec.mode"]),
     (["data.imageKey=images", "training={backend: FSDP}", *DISTILL], ["spec.algorithm.name"]),
     (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
     (
