@@ -38,7 +38,7 @@ BEYOND_CEL = [
     ["resources.overrides.hostMounts=[relative]"],
 ]
 ONLY_OF_A_CLUSTER = {
-    "check.py": {"_check_files", "_check_image"},
+    "check.py": {"_check_files", "_check_image", "_check_sandboxes"},
     "ray_cluster.py": {"valid_spec", "check_ray"},
     "pods.py": {"check_sizes", "_check_memory"},
     "volumes.py": {"check_volumes", "_check", "check_run_folder"},
