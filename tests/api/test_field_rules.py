@@ -224,7 +224,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training={backend: FSDP, lora: {handover: Adapters}}"], ["spec.training.lora.handover"]),
     (["data.imageKey=images"], ["spec.training.backend"]),
     (
-        ["data.imageKey=images", "training={backend: FSDP, lora: {rank: 8, handover: Adapters}}"],
+        [*APART, "data.imageKey=images", "training={backend: FSDP, lora: {rank: 8, handover: Adapters}}"],
         ["spec.training.lora.handover"],
     ),
     (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
