@@ -122,3 +122,13 @@ def test_tokens_of_two_streams_are_in_the_order_of_turns(tokenizer: PreTrainedTo
     joined = with_trainers(tokens, kept, [StepMetrics(log_probs=of_rank), StepMetrics(log_probs=of_other)])
     assert [one.differences for one in joined] == [[0.0, -0.5, 0.0, -0.5], [-1.0]]
     assert with_trainers(tokens, kept, [StepMetrics(log_probs=of_rank)])[0].differences is None
+
+
+def test_a_sample_with_tokens_left_out_of_training_has_no_numbers_of_trainers(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """`onLimit: Mask`: which of its tokens the numbers are of is not said."""
+    kept = choose([group(3, [[5, 6, 7], [8]])], RecordsSpec(), 1)
+    of_rank = TokenLogProbs(np.array([0, 1]), np.array([2, 1]), np.array([-1, -2, -1.5], np.float32))
+    joined = with_trainers(tokens_of(kept, tokenizer), kept, [StepMetrics(log_probs=of_rank)])
+    assert [one.differences for one in joined] == [None, [-0.5]]

@@ -134,11 +134,14 @@ def with_trainers(
 
 
 def _said(one: Kept, by_stream: dict[int, FloatArray]) -> FloatArray | None:
-    """Log-probabilities by the trainers of a sample's kept tokens, in the order of its turns; None where some lack, or
-    are not finite, as in a step whose update was refused for that."""
+    """Log-probabilities by the trainers of a sample's kept tokens, in the order of its turns; None where some lack, as
+    of a sample with tokens that are left out (`onLimit: Mask`), or are not finite, as in a step whose update was
+    refused for that."""
     if one.number is None:
         return None
     left = [by_stream.get(one.number + number) for number in range(len(one.episode.streams))]
+    if sum(len(values) for values in left if values is not None) != one.episode.sampled_length:
+        return None
     parts = []
     for number, places in one.episode.answers:
         if (values := left[number]) is None:
