@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -59,6 +60,11 @@ def unless_drawn(name: str) -> pytest.MarkDecorator:
     group = next(group for group in GROUPS if name in group)
     drawn = random.Random(f"{SEED} {group[0]}").choice(group)
     return _left_out_if(drawn != name, f"RLJOB_SEED={SEED} drew {drawn!r}")
+
+
+def drawn(what: str, names: Sequence[str]) -> list[str]:
+    """One of these names, by the run's seed; with `make test-faults` all of them."""
+    return list(names) if NONE_SKIPPED else [random.Random(f"{SEED} {what}").choice(names)]
 
 
 def unless_all(reason: str) -> pytest.MarkDecorator:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jobs import REPOSITORY, finish, manifest, run, start_faulty
-from support.samples import NONE_SKIPPED, SEED
+from support.samples import drawn
 from support.step_lines import read_steps
 
 from rljob_api.validation import load_manifest
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 4
 MODES = ["Disaggregated", "Async"]
-DRAWN = MODES if NONE_SKIPPED else [random.Random(f"{SEED} adapters").choice(MODES)]
+DRAWN = drawn("adapters", MODES)
 
 
 def job(folder: Path, mode: str) -> Path:

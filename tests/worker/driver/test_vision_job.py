@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import yaml
 from jobs import REPOSITORY, final_state, finish, manifest, run, start_faulty
 from safetensors.torch import load_file
-from support.samples import NONE_SKIPPED, SEED
+from support.samples import drawn
 from support.step_lines import read_steps
 
 from rljob_worker.records.trajectories import read_trajectories
@@ -30,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "Async, adapters": {"mode": "Async", "lora": LORA},
 }
 """Modes with devices of their own at staleness 0, where a run that was killed has the bits of one that was not."""
-DRAWN = list(WAYS) if NONE_SKIPPED else [random.Random(f"{SEED} pictures").choice(list(WAYS))]
+DRAWN = drawn("pictures", list(WAYS))
 
 
 @pytest.fixture(scope="module", params=DRAWN)

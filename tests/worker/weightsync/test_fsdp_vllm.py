@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 from support.architectures import ARCHITECTURES
-from support.samples import NONE_SKIPPED, SEED, unless_drawn
+from support.samples import drawn, unless_drawn
 
 HERE = Path(__file__).parent
 FURTHEST = {"gemma2": 1e-4}
 """Bound for an architecture that caps its attention's logits, which two libraries round apart; for others 1e-5."""
-_names = sorted(ARCHITECTURES)
-DRAWN = _names if NONE_SKIPPED else [random.Random(f"{SEED} architectures").choice(_names)]
+DRAWN = drawn("architectures", sorted(ARCHITECTURES))
 
 
 def result_of(program: str, *arguments: str) -> dict[str, Any]:
