@@ -153,6 +153,14 @@ def trained_adapters(folder: Path, lora: LoraSpec) -> dict[str, Tensor]:
     }
 
 
+def saved_adapters(base: Path, folder: Path) -> tuple[LoraSpec, dict[str, Tensor]]:
+    """Adapters of a base, which PEFT finds in a folder."""
+    lora = LoraSpec(rank=4, alpha=6, targets=["q_proj", "o_proj"])
+    trained = trained_adapters(base, lora)
+    save_peft_folder(folder, base, lora, trained, str(base))
+    return lora, trained
+
+
 def gradient_of(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
@@ -164,9 +172,7 @@ TOKENS = torch.arange(3, 30)[None]
 @torch.no_grad()
 def test_a_merged_model_computes_as_peft_and_its_base_is_checked(written: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    lora = LoraSpec(rank=4, alpha=6, targets=["q_proj", "o_proj"])
-    trained = trained_adapters(written, lora)
-    save_peft_folder(tmp_path / "peft", written, lora, trained, str(written))
+    lora, trained = saved_adapters(written, tmp_path / "peft")
     base = AutoModelForCausalLM.from_pretrained(written)
     before = base(TOKENS).logits
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "peft")
@@ -182,9 +188,7 @@ def test_a_merged_model_computes_as_peft_and_its_base_is_checked(written: Path, 
 def test_an_update_is_that_of_peft(written: Path, tmp_path: Path) -> None:
     """Loss, gradients and one Adam step of the same adapters on the same base."""
     peft = pytest.importorskip("peft")
-    lora = LoraSpec(rank=4, alpha=6, targets=["q_proj", "o_proj"])
-    trained = trained_adapters(written, lora)
-    save_peft_folder(tmp_path / "peft", written, lora, trained, str(written))
+    lora, trained = saved_adapters(written, tmp_path / "peft")
     base = AutoModelForCausalLM.from_pretrained(written)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft", is_trainable=True).eval()
     ours: Any = build_hf_model(written)
