@@ -1,4 +1,4 @@
-"""A small synchronous client of the API server for tests, without caches and without retries."""
+"""A small synchronous client of the API server for tests, without caches; it repeats only requests not yet begun."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from network import Network
 
 Object = dict[str, Any]
 DEADLINE_SECONDS = 30.0
+CACHE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 """Eight scenarios ask side by side, and each answer costs the API server and the test some milliseconds."""
 _BUILT_IN_PLURALS = {
@@ -80,10 +81,18 @@ class Kube:
         accept: str = "application/json",
         **query: Any,
     ) -> Any:
-        """Send one request and return the JSON answer (or text, where it is none). Raises ApiError."""
+        """Send one request and return the JSON answer (or text, where it is none). Raises ApiError.
+
+        A server that still fills the cache of a new kind is asked again, as every client of Kubernetes does.
+        """
         if query:
             path = f"{path}?{urlencode(query)}"
-        status, text = self._exchange(method, path, None if body is None else json.dumps(body), content_type, accept)
+        sent = None if body is None else json.dumps(body)
+        deadline = time.monotonic() + CACHE_SECONDS
+        status, text = self._exchange(method, path, sent, content_type, accept)
+        while status == 429 and "storage is (re)initializing" in text and time.monotonic() < deadline:
+            time.sleep(0.1)
+            status, text = self._exchange(method, path, sent, content_type, accept)
         try:
             answer = json.loads(text)
         except ValueError:
