@@ -1,8 +1,10 @@
-"""The phases of a step against those of another commit: the same job in pairs of runs, which take turns.
+"""The phases of a step against those of another commit: the same job in pairs of runs, whose steps take turns.
 
-Both trees run in this environment, the other commit's from a temporary folder. Of each phase the median over a run's
-steps is taken, then the ratio in each pair, then the median of the pairs. Beside the seconds stands the processor time
-of driver, trainers, engines and whatever else the driver started: on a machine that others use too, it varies less.
+The other commit runs from a temporary folder; where its lock file is another one, in an environment made from that. The
+two runs of a pair are there at once, and while one is in a step, the other waits before its own: what a machine does
+from minute to minute meets both. Of each phase the median over a run's steps is taken, then the ratio in each pair,
+then the median of the pairs. Beside the seconds stands the processor time of driver, trainers, engines and whatever
+else the driver started: on a machine that others use too, it varies less.
 
     python benchmarks/against_commit.py COMMIT [--pairs N] [--steps N] [--threads N]
 """
@@ -12,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +31,9 @@ ROOT = Path(__file__).parent.parent
 PHASES = {"rollout": "rollout", "actor_train": "training", "update_weights": "weight sync"}
 LIMIT = 1.03
 WARM_UP_STEPS = 5
+FIRST_PHASE = "rollout"
+TURN_SECONDS = 600
+"""The longest wait for the other run of a pair: its start, or a step."""
 Medians = dict[str, dict[str, float]]
 """Medians of a run, by clock (`seconds`, `processor`), then by phase."""
 
@@ -45,10 +52,18 @@ def main() -> int:
     pairs: list[tuple[Medians, Medians]] = []
     with tempfile.TemporaryDirectory(prefix="rljob-against-") as folder:
         other = unpacked(arguments.commit, Path(folder) / "other")
+        python = {ROOT: sys.executable, other: interpreter(other, Path(folder) / "environment")}
         for number in range(arguments.pairs):
-            # Who goes first changes from pair to pair, so that what the first run leaves behind counts for both.
+            # Who goes first changes from pair to pair.
             trees = [ROOT, other] if number % 2 else [other, ROOT]
-            medians = {tree: run(tree, arguments, Path(folder) / f"{number}-{int(tree is ROOT)}") for tree in trees}
+            turns = [Path(folder) / f"turn-{number}-{place}" for place in range(2)]
+            begin(turns)
+            with ThreadPoolExecutor() as threads:
+                runs = {
+                    tree: threads.submit(run, tree, python[tree], arguments, own, turns[tree is trees[0]])
+                    for tree, own in zip(trees, turns)
+                }
+                medians = {tree: of_run.result() for tree, of_run in runs.items()}
             pairs.append((medians[ROOT], medians[other]))
             print(json.dumps({"pair": number + 1, "this": medians[ROOT], "other": medians[other]}), flush=True)
     return report([*figures(pairs, arguments.commit)])
@@ -71,16 +86,62 @@ def unpacked(commit: str, folder: Path) -> Path:
     return folder
 
 
-def run(tree: Path, arguments: argparse.Namespace, output: Path) -> Medians:
+def interpreter(tree: Path, folder: Path) -> str:
+    """Python with the packages of a tree's lock file: this one where it has them, else one that is made in `folder`."""
+    lock = Path("requirements") / "cpu.txt"
+    if (tree / lock).read_bytes() == (ROOT / lock).read_bytes():
+        return sys.executable
+    python = str(folder / "bin" / "python")
+    uv = [str(Path(sys.executable).with_name("uv"))]
+    install = [*uv, "pip", "install", "--quiet", "--python", python, "--no-deps"]
+    for command in (
+        [*uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
+        [*install, "--compile-bytecode", "--requirements", str(tree / lock)],
+        [*install, "--no-build-isolation", "--editable", str(tree)],
+    ):
+        subprocess.run(command, check=True)
+    return python
+
+
+def begin(turns: Sequence[Path]) -> None:
+    """Make the pipes in which each run of a pair finds its turns; the first has one."""
+    for path in turns:
+        os.mkfifo(path)
+        # Never closed: what is in a pipe is gone where no process has it open.
+        os.open(path, os.O_RDWR)
+    give(turns[0])
+
+
+def give(path: Path, count: int = 1) -> None:
+    """Let the run with this pipe take `count` steps more."""
+    pipe = os.open(path, os.O_RDWR)
+    os.write(pipe, b"." * count)
+    os.close(pipe)
+
+
+def run(tree: Path, python: str, arguments: argparse.Namespace, own: Path, peer: Path) -> Medians:
     """Run the job with the code of `tree`, whose folders come before those that are installed; the medians of its
-    phases."""
+    phases. A step takes a turn out of `own` and puts one into `peer`."""
+    try:
+        return _run(tree, python, arguments, own, peer)
+    finally:
+        give(peer, arguments.steps)
+
+
+def _run(tree: Path, python: str, arguments: argparse.Namespace, own: Path, peer: Path) -> Medians:
+    output = own.with_name(f"run-{own.name}")
     settings = [f"spec.steps={arguments.steps}"]
     if arguments.threads:
         settings.append(f"spec.resources.threadsPerDevice={arguments.threads}")
-    order = {"manifest": str(arguments.manifest.resolve()), "settings": settings, "output": str(output)}
+    order = {
+        "manifest": str(arguments.manifest.resolve()),
+        "settings": settings,
+        "output": str(output),
+        "turns": [str(own), str(peer)],
+    }
     code = os.pathsep.join(str(tree / folder) for folder in ("crds", "operator", "worker"))
     ended = subprocess.run(
-        [sys.executable, __file__, "-", "--inside", json.dumps(order)],
+        [python, __file__, "-", "--inside", json.dumps(order)],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": code},
         stdout=subprocess.PIPE,
@@ -117,9 +178,15 @@ def run_inside(order: dict[str, str | list[str]]) -> int:
     counted: dict[str, list[float]] = {}
     of_phase = PhaseClock.phase
     processes: list[int] = []
+    own, peer = map(Path, order["turns"])
+    pipe = os.open(own, os.O_RDWR)
 
     @contextmanager
     def phase(clock: PhaseClock, name: str) -> Iterator[None]:
+        if name == FIRST_PHASE:
+            if counted:
+                give(peer)
+            take(pipe)
         if not counted:
             processes[:] = descendants(os.getpid())
         before = [processor_time(pid) for pid in processes]
@@ -135,6 +202,13 @@ def run_inside(order: dict[str, str | list[str]]) -> int:
     code = rljob()
     (Path(output) / "processor.json").write_text(json.dumps(counted))
     return code
+
+
+def take(pipe: int) -> None:
+    """Wait for a turn."""
+    if not select.select([pipe], [], [], TURN_SECONDS)[0]:
+        raise SystemExit(f"no turn in {TURN_SECONDS} s: the other run of the pair hangs")
+    os.read(pipe, 1)
 
 
 def descendants(pid: int) -> list[int]:

@@ -46,6 +46,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),
+    ("cold_validate",),
     ("operator_scale",),
     ("operator_idle",),
     ("preemption",),

@@ -245,7 +245,6 @@ class Job(ABC, Generic[H]):
         write_trajectories(self._records.folder, self.spec.records, step.number, step.rows, self._failures)
         step.kept = choose(step.groups, self.spec.records, step.number)
         step.tokens = tokens_of(step.kept, self._inputs.tokenizer)
-        write_tokens(self._records.folder, step.number, step.tokens, self._failures)
         if self.spec.records.journal:
             write_journal(self._records.folder, step, self._attempt, self._failures)
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
@@ -253,9 +252,8 @@ class Job(ABC, Generic[H]):
     def describe(self, step: Step) -> None:
         """Note the step's metrics, now that it was trained on."""
         self._records.samples(step.number, [row for group in step.rows for row in group])
-        if any(report.log_probs is not None for report in step.trained):
-            joined = with_trainers(step.tokens, step.kept, step.trained)
-            write_tokens(self._records.folder, step.number, joined, self._failures)
+        joined = with_trainers(step.tokens, step.kept, step.trained)
+        write_tokens(self._records.folder, step.number, joined, self._failures)
         if step.occupancy.seconds:
             self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:

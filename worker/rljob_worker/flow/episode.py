@@ -91,7 +91,7 @@ class Episode:
     @property
     def sampled_length(self) -> int:
         """Tokens that the policy sampled: those of the response, or of all answers."""
-        return sum(stream.num_sampled for stream in self.streams)
+        return sum([stream.num_sampled for stream in self.streams])
 
     @property
     def generation(self) -> Generation:

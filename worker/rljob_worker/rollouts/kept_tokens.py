@@ -13,7 +13,7 @@ from rljob_api.spec import RecordsSpec
 from rljob_worker.flow import Decision, Episode, Group
 from rljob_worker.records.token_files import SampleTokens, digest
 from rljob_worker.records.trajectories import kept_samples
-from rljob_worker.types import FloatArray, StepMetrics
+from rljob_worker.types import FloatArray, IntArray, StepMetrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,13 +50,12 @@ def choose(groups: Sequence[Group], records: RecordsSpec, step: int, most: int =
     chosen, number = [], 0
     for group, samples in zip(groups, kept_samples([len(group.episodes) for group in groups], records)):
         trained = group.decision is Decision.TRAINED
-        for index, episode in enumerate(group.episodes[:samples]):
-            count = min(most, episode.sampled_length)
-            before = sum(len(other.streams) for other in group.episodes[:index])
+        for index, episode in enumerate(group.episodes):
+            count = min(most, episode.sampled_length) if index < samples else 0
             if count:
-                chosen.append(Kept(episode, count, number + before if trained else None))
+                chosen.append(Kept(episode, count, number if trained else None))
                 most -= count
-        number += sum(len(episode.streams) for episode in group.episodes) if trained else 0
+            number += len(episode.streams) if trained else 0
     return chosen
 
 
@@ -69,12 +68,10 @@ def tokens_of(kept: Sequence[Kept], tokenizer: PreTrainedTokenizerBase) -> list[
     """Texts and the engine's log-probabilities of tokens of scored samples, whose own texts are known."""
     found = []
     for one in kept:
-        streams, answers = one.episode.streams, one.episode.answers
-        ids = np.concatenate([streams[number].ids[places] for number, places in answers])[: one.count]
-        engine = np.concatenate([streams[number].log_probs[places] for number, places in answers])[: one.count]
+        ids, engine, lengths = _answers(one.episode)
         # A token that follows another one of its answer is read behind it.
-        follows = np.concatenate([np.arange(len(places)) > 0 for _, places in answers])[: one.count]
-        found.append((ids.tolist(), follows.tolist(), engine.tolist()))
+        follows = [place > 0 for length in lengths for place in range(length)]
+        found.append((ids[: one.count].tolist(), follows[: one.count], engine[: one.count].tolist()))
     texts = iter(
         _texts([token for ids, _, _ in found for token in ids], [one for _, f, _ in found for one in f], tokenizer)
     )
@@ -88,6 +85,17 @@ def tokens_of(kept: Sequence[Kept], tokenizer: PreTrainedTokenizerBase) -> list[
         )
         for one, (ids, _, values) in zip(kept, found)
     ]
+
+
+def _answers(episode: Episode) -> tuple[IntArray, FloatArray, list[int]]:
+    """Tokens of all answers in the order of turns, their log-probabilities, and the length of each answer."""
+    if episode.opening is None:
+        response = episode.generation
+        return response.token_ids, response.log_probs, [len(response.token_ids)]
+    streams, answers = episode.streams, episode.answers
+    ids = np.concatenate([streams[number].ids[places] for number, places in answers])
+    log_probs = np.concatenate([streams[number].log_probs[places] for number, places in answers])
+    return ids, log_probs, [len(places) for _, places in answers]
 
 
 def _texts(ids: Sequence[int], follows: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> list[str]:
