@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).parents[1]
-sys.path[:0] = [str(REPOSITORY / part) for part in ("crds", "operator", "tests/cluster")]
+sys.path[:0] = [str(REPOSITORY / part) for part in ("crds", "operator", "tests", "tests/cluster")]
 
 from fault_proxy import FaultProxy  # noqa: E402
 from figures import Figure, report  # noqa: E402
@@ -83,7 +83,7 @@ def heads_of(plane: KwokCluster) -> Iterator[RayStandIn]:
 def operator_of(plane: KwokCluster, proxy: FaultProxy | None = None) -> Iterator[tuple[OperatorProcess, RayStandIn]]:
     """An operator for all namespaces, and the stand-in for Ray."""
     with heads_of(plane) as ray:
-        operator = OperatorProcess(plane, ray, None, proxy.url if proxy is not None else None)
+        operator = OperatorProcess(plane, ray, None, proxy.url if proxy is not None else None, cold=True)
         operator.start()
         try:
             yield operator, ray

@@ -50,7 +50,7 @@ class Machine(Network):
         except BaseException:
             self.close()
             raise
-        self._descriptor = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._mounts = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def spawn(
@@ -59,7 +59,7 @@ class Machine(Network):
         """Start a program inside; it ends with the machine at the latest."""
 
         def enter() -> None:
-            enter_namespace(self._descriptor)
+            enter_namespace(self.descriptor)
             enter_namespace(self._mounts)
             if not self._lasting:
                 die_with_parent()
@@ -75,7 +75,7 @@ class Machine(Network):
         for process in (*self._children, self._first):
             process.wait(_END_SECONDS)
         self._spawner.shutdown()
-        for descriptor in (getattr(self, "_descriptor", -1), getattr(self, "_mounts", -1)):
+        for descriptor in (getattr(self, "descriptor", -1), getattr(self, "_mounts", -1)):
             if descriptor >= 0:
                 os.close(descriptor)
 

@@ -30,7 +30,7 @@ class Network:
     ADDRESS = "10.77.0.1"
 
     def __init__(self) -> None:
-        self._descriptor = _in_thread(_new_namespace)
+        self.descriptor = _in_thread(_new_namespace)
         for command in (f"addr add {self.ADDRESS}/24 dev lo", "link set lo up"):
             done = self.spawn(["ip", *command.split()], subprocess.DEVNULL, None)
             if done.wait(timeout=60):
@@ -38,7 +38,7 @@ class Network:
 
     def enter(self) -> None:
         """Move the calling thread into the namespace for good."""
-        enter_namespace(self._descriptor)
+        enter_namespace(self.descriptor)
 
     def run(self, function: Callable[[], _T]) -> _T:
         """Run a function in a thread inside the namespace; sockets that it makes stay inside."""
@@ -66,18 +66,18 @@ class Network:
     ) -> subprocess.Popen[bytes]:
         """Start a program inside the namespace; it is killed when the calling thread ends."""
         return subprocess.Popen(
-            ["nsenter", f"--net=/proc/self/fd/{self._descriptor}", "--", *command],
+            ["nsenter", f"--net=/proc/self/fd/{self.descriptor}", "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=(self._descriptor,),
+            pass_fds=(self.descriptor,),
             preexec_fn=die_with_parent,
         )
 
     def close(self) -> None:
         """Let go of the namespace."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def _new_namespace() -> int:

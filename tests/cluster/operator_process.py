@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from control_plane import ControlPlane, unique
 from kube import ApiError, Kube
+from network import Network
 from processes import Process
 from ray_standin import RayStandIn
+from support.warm.client import WarmProcess
+from support.warm.protocol import OPERATOR
 
 READY_SECONDS = 60.0
 WHAT_TESTS_NAME = {"hostPaths": ["/"], "serviceAccounts": ["*"], "priorityClasses": ["*"]}
 """The administrator's policy for the jobs of these tests, which have their shared folder on the node."""
 REPOSITORY = Path(__file__).parents[2]
+_IN_NETWORK = Path(__file__).with_name("operator_in_network.py")
 
 
 class OperatorProcess:
@@ -30,6 +34,7 @@ class OperatorProcess:
         token: its bearer token; default: the administrator.
         settings: further settings by their names in the operator.
         code: the checkout whose operator it is.
+        cold: start an interpreter for it, as a user does, instead of forking a process that has imported it.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class OperatorProcess:
         token: str | None = None,
         settings: Mapping[str, str] | None = None,
         code: Path = REPOSITORY,
+        cold: bool = False,
     ) -> None:
         self._control_plane = control_plane
+        self._cold = cold or code != REPOSITORY
         self._name = unique("operator")
         self._port = control_plane.network.free_port()
         self._environment = {
@@ -68,16 +75,15 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Start it and wait until its caches are filled; may be called again after its end."""
-        self.process = self._control_plane.run(
-            self._name, [sys.executable, "-m", "rljob_operator.main"], self._environment
-        )
+        self.spawn()
         self.process.wait_for(self.ready, READY_SECONDS)
 
     def spawn(self) -> None:
         """Start it without waiting."""
-        self.process = self._control_plane.run(
-            self._name, [sys.executable, "-m", "rljob_operator.main"], self._environment
-        )
+        command = [sys.executable, "-m", "rljob_operator.main"] if self._cold else [str(_IN_NETWORK)]
+        kind = Process if self._cold else _Forked
+        plane = self._control_plane
+        self.process = kind(plane.network, plane.folder, self._name, command, self._environment)
 
     def ready(self) -> bool:
         """Whether `/readyz` says so."""
@@ -99,3 +105,11 @@ class OperatorProcess:
     def stop(self) -> int:
         """SIGTERM; return its exit status."""
         return self.process.stop()
+
+
+class _Forked(Process):
+    """A fork of a process that has imported the operator, which takes longer than many a life here."""
+
+    def _start(self, network: Network, command: Sequence[str], environment: dict[str, str]) -> WarmProcess:
+        own = network.descriptor
+        return WarmProcess(OPERATOR, [*command, str(own)], environment, self.log, passed=[own], append=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from network import Network
+from support.warm.client import WarmProcess
 
 TERM_SECONDS = 10.0
 _MANNERS = {"GOGC": "400"}
@@ -28,8 +30,13 @@ class Process:
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
+        self._process = self._start(network, command, {**_MANNERS, **os.environ, **(environment or {})})
+
+    def _start(
+        self, network: Network, command: Sequence[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes] | WarmProcess:
         with self.log.open("ab") as log:
-            self._process = network.spawn(command, log, {**_MANNERS, **os.environ, **(environment or {})})
+            return network.spawn(command, log, environment)
 
     @property
     def pid(self) -> int:
@@ -55,7 +62,7 @@ class Process:
     def stop(self, seconds: float = TERM_SECONDS) -> int:
         """End it, with SIGKILL when SIGTERM did not do it in time; return its exit status."""
         if self.running:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + seconds
             while self.running and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -33,6 +33,7 @@ class WarmProcess:
         output: file of its standard output; None: a pipe, which `communicate` reads.
         errors: file of its standard error; None: where its standard output goes.
         passed: files of this process that it gets too, under the same numbers.
+        append: add to the files of its output instead of beginning them anew.
     """
 
     def __init__(
@@ -43,15 +44,17 @@ class WarmProcess:
         output: Path | None = None,
         errors: Path | None = None,
         passed: Sequence[int] = (),
+        append: bool = False,
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(server())
         reading, writing = os.pipe()
         request = Request(role, list(argv), {**environment, **variables()}, os.getcwd(), [*passed])
+        mode = "ab" if append else "wb"
         with ExitStack() as stack:
             nothing = stack.enter_context(open(os.devnull, "rb"))
-            out = writing if output is None else stack.enter_context(open(output, "wb")).fileno()
-            error = out if errors is None else stack.enter_context(open(errors, "wb")).fileno()
+            out = writing if output is None else stack.enter_context(open(output, mode)).fileno()
+            error = out if errors is None else stack.enter_context(open(errors, mode)).fileno()
             send(self._connection, request, (nothing.fileno(), out, error, *passed))
         os.close(writing)
         self._said = b""

@@ -27,11 +27,13 @@ CENSUS = "RLJOB_TESTS_CENSUS"
 """A folder in which drivers, trainers and engines write what a step goes through (`census`)."""
 NPU = "npu"
 """Not of a job: scripts of tests on torch_npu's wheel."""
+OPERATOR = "operator"
+"""An operator of the tests on a control plane."""
 PLAIN = "plain"
 """A process that has imported nothing, for the tests of the forks."""
 _PASSED = (
     *("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH", "SPT_NOENV"),
-    *("GLOO_SOCKET_IFNAME", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
+    *("KUBECONFIG", "GLOO_SOCKET_IFNAME", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
 )
 """Beginnings of names of variables that nothing reads while it is imported, or that are seen to after a fork."""
 _LENGTH = struct.Struct("!I")

@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import census
-from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, PLAIN, TRAINER, Request, receive, send
+from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, OPERATOR, PLAIN, TRAINER, Request, receive, send
 from ray_nodes import workers_are_forked
 from spawned import spawned_are_forked
 
@@ -82,6 +82,7 @@ IMPORTS = {
         "rljob_worker.memory.saver_checks",
         "rljob_worker.weightsync.trainer",
     ],
+    OPERATOR: ["rljob_operator.main"],
     PLAIN: [],
 }
 
