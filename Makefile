@@ -85,7 +85,7 @@ test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control pl
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed in every phase, every write refused, generations interrupted, every fault on a real node; compared bit for bit
-	@RLJOB_FAULTS=all $(BIN)/python -m pytest $$(grep -rlE --include="test_*.py" "^from support.samples import .*(ALL|unless_)" tests) $(TEST_ARGS)
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest $$(grep -rlE --include="test_*.py" "^from support.samples import .*(ALL|drawn|unless_)" tests) $(TEST_ARGS)
 
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
 	@cd tests && $(abspath $(BIN))/python -m mutants.run $(MUTANTS)

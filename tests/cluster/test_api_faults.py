@@ -11,6 +11,7 @@ from kube import wait_until
 from operator_process import OperatorProcess
 from ray_driver import Attempt
 from scenarios import Case, Running, Scenarios
+from support.samples import drawn
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios(together=4, one_operator=False)
@@ -154,6 +155,9 @@ def jobs_that_cannot_get_on_do_not_hold_up_the_others(case: Case) -> None:
     operator.kill()
 
 
-@pytest.mark.parametrize("name", scenario.functions)
+OTHERS = [name for name in scenario.functions if name not in FAULTS]
+
+
+@pytest.mark.parametrize("name", [*drawn("API faults", list(FAULTS), 2), *drawn("API servers", OTHERS, 2)])
 def test_fault(name: str, running: Running) -> None:
     running.result(name)

@@ -17,6 +17,8 @@ from rljob_api.generate import generated_files
 from rljob_api.validation import load_manifest
 
 pytestmark = pytest.mark.cluster
+TRIED = "default"
+"""Namespace of manifests that are only tried: nothing is stored there."""
 
 # Settings over the design's example -> the field that the API server's message must name.
 BAD = {
@@ -70,9 +72,9 @@ def in_namespace(document: dict[str, Any], namespace: str) -> dict[str, Any]:
     return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
 
 
-def refusal(kube: Kube, document: dict[str, Any], namespace: str) -> str:
+def refusal(kube: Kube, document: dict[str, Any]) -> str:
     with pytest.raises(ApiError) as error:
-        kube.create(in_namespace(document, namespace), dryRun="All", fieldValidation="Strict")
+        kube.create(in_namespace(document, TRIED), dryRun="All", fieldValidation="Strict")
     assert error.value.code in (400, 422)
     return error.value.message
 
@@ -86,11 +88,11 @@ def test_the_installed_crd_is_the_generated_one(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize(("setting", "field"), BAD.items(), ids=[key[:60] for key in BAD])
-def test_a_bad_manifest_is_refused_by_the_field_s_name(kube: Kube, namespace: str, setting: str, field: str) -> None:
-    assert field in refusal(kube, manifest(setting), namespace)
+def test_a_bad_manifest_is_refused_by_the_field_s_name(kube: Kube, setting: str, field: str) -> None:
+    assert field in refusal(kube, manifest(setting))
 
 
-def test_every_rule_between_fields_is_told_with_its_message(kube: Kube, namespace: str) -> None:
+def test_every_rule_between_fields_is_told_with_its_message(kube: Kube) -> None:
     wrong = []
     for changes, _ in REFUSED:
         document = manifest(*changes)
@@ -98,19 +100,19 @@ def test_every_rule_between_fields_is_told_with_its_message(kube: Kube, namespac
         if not expected:
             assert {message for _, message in refused_locally(document)} <= LOCAL_ONLY, changes
             continue
-        said = refusal(kube, document, namespace)
+        said = refusal(kube, document)
         wrong += [(changes, at, message) for at, message in expected if at not in said or message not in said]
     assert wrong == []
 
 
-def test_good_manifests_are_accepted(kube: Kube, namespace: str) -> None:
+def test_good_manifests_are_accepted(kube: Kube) -> None:
     for changes in ACCEPTED:
-        kube.create(in_namespace(manifest(*changes), namespace), dryRun="All", fieldValidation="Strict")
+        kube.create(in_namespace(manifest(*changes), TRIED), dryRun="All", fieldValidation="Strict")
 
 
-def test_the_defaults_are_those_of_the_types(kube: Kube, namespace: str) -> None:
+def test_the_defaults_are_those_of_the_types(kube: Kube) -> None:
     for changes in ACCEPTED:
-        document = in_namespace(manifest(*changes), namespace)
+        document = in_namespace(manifest(*changes), TRIED)
         stored = kube.create(document, dryRun="All")["spec"]
         expected = load_manifest(document).spec.model_dump(mode="json", by_alias=True)
         assert filled_alike(without_nulls(stored), without_nulls(expected)), changes

@@ -10,6 +10,7 @@ from kube import Object, conditions, wait_until
 from kwok_cluster import LOST
 from ray_driver import Attempt
 from scenarios import Case, Running, Scenarios
+from support.samples import drawn
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios()
@@ -301,6 +302,6 @@ def a_deleted_cluster_is_made_anew(case: Case) -> None:
     assert len(case.submissions()) == 2
 
 
-@pytest.mark.parametrize("name", scenario.functions)
+@pytest.mark.parametrize("name", drawn("failures", list(scenario.functions), 8))
 def test_failure(name: str, running: Running) -> None:
     running.result(name)

@@ -14,6 +14,7 @@ from kwok_cluster import KwokCluster
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case, Running, Scenarios, selected
+from support.samples import drawn
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios(settings={"kueue_priority_boost": "true"})
@@ -186,6 +187,6 @@ def a_suspended_job_gives_its_quota_back(case: Case) -> None:
     assert case.wait("Succeeded", name="first")["status"]["progress"]["step"] == 3
 
 
-@pytest.mark.parametrize("name", scenario.functions)
+@pytest.mark.parametrize("name", drawn("queues", list(scenario.functions), 2))
 def test_queueing(name: str, running: Running) -> None:
     running.result(name)

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.node,
     pytest.mark.timeout(1800),
-    unless_drawn("engines' pods on a node"),
+    unless_drawn("a node: engines' pods"),
 ]
 
 LOST_AFTER, PROMPTS = 6, 32

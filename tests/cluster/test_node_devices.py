@@ -12,11 +12,12 @@ import pytest
 from kube import wait_until
 from node_devices import RESOURCE, add_devices, as_ascend_job, preload_library
 from node_jobs import RUN_SECONDS, START_SECONDS, NodeJob
+from support.samples import unless_drawn
 from whole_system import WholeSystem
 
 from rljob_api.roles import MEMORY_SAVER_LIBRARY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200), unless_drawn("a node: devices")]
 
 LIBRARY = Path(MEMORY_SAVER_LIBRARY).name
 

@@ -1,6 +1,6 @@
 """Faults on a real node, at random instants: each job ends in the same bits as a run on this machine without any.
 
-`make test` runs one of them, drawn by RLJOB_SEED; `make test-faults` all, one at a time and in ten random pairs.
+`make test` runs one of them or none, by RLJOB_SEED; `make test-faults` all, one at a time and in ten random pairs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kueue_process import FLAVOR_LABEL, running_kueue
 from node_cluster import NODE
 from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
-from support.samples import ALL, SEED
+from support.samples import ALL, SEED, unless_drawn
 from whole_system import WholeSystem
 
 from rljob_worker.records.event_lines import read_events
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800), unless_drawn("a node: faults")]
 
 STEPS = 100 if ALL else 50
 EVERY = 5

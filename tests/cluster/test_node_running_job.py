@@ -16,6 +16,7 @@ from node_jobs import START_SECONDS, NodeJob
 from policies import policies_enforced
 from stranger import METRICS, PAGE
 from strangers import listening, strangers
+from support.samples import unless_drawn
 from whole_system import NAMESPACE, PROMETHEUS_PORT, WholeSystem
 
 from rljob_worker.confined import landlock
@@ -23,6 +24,7 @@ from rljob_worker.confined import landlock
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
 DRIVER_PORT = 8300
+on_the_job = unless_drawn("a node: strangers, a stall, upgrades")
 needs_landlock = pytest.mark.skipif(landlock.abi() < landlock.SIGNALS_SINCE, reason="a kernel without Landlock")
 RAY_PORT = 8265
 TENANT = "tenant-b"
@@ -45,6 +47,7 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
 # --- who may do what ---------------------------------------------------------------------------
 
 
+@on_the_job
 @needs_landlock
 def test_a_reward_in_the_pod_reaches_no_secret_and_no_process(job: NodeJob) -> None:
     """Attacks from inside a scoring process, under the pod's own bounds: another user than root, RuntimeDefault."""
@@ -69,6 +72,7 @@ def ask(job: NodeJob, port: int, path: str, method: str = "GET") -> int:
         return connection.getresponse().status
 
 
+@on_the_job
 def test_strangers_get_nothing_from_the_driver(job: NodeJob) -> None:
     assert ask(job, DRIVER_PORT, "/healthz") == 200
     for method, path in (("GET", "/v1/status"), ("GET", "/v1/steps?after=-1"), ("POST", "/v1/checkpoint")):
@@ -76,11 +80,13 @@ def test_strangers_get_nothing_from_the_driver(job: NodeJob) -> None:
     assert ask(job, DRIVER_PORT, "/metrics") == 401
 
 
+@on_the_job
 def test_strangers_get_nothing_from_ray(job: NodeJob) -> None:
     assert ask(job, RAY_PORT, "/api/jobs/") == 401
     assert ask(job, RAY_PORT, "/api/jobs/", "POST") == 401
 
 
+@on_the_job
 def test_who_reaches_the_ports_of_a_jobs_pods(job: NodeJob, system: WholeSystem) -> None:
     """Two tenants, without and with what holds pods to their policies: the table of docs/security.md."""
     job.wait("Running")
@@ -128,6 +134,7 @@ def operator_reaches(system: WholeSystem, places: dict[str, list[int]]) -> set[s
     return set(json.loads(system.cluster.kubectl(*command, json.dumps(places))))
 
 
+@on_the_job
 def test_the_jobs_pods_have_no_token_of_the_api_server(job: NodeJob) -> None:
     for role in ("head", "worker"):
         assert job.run_in(role, "sh", "-c", "ls /var/run/secrets 2>/dev/null | wc -l") == "0\n"
@@ -189,6 +196,7 @@ def test_prometheus_evaluates_every_rule(system: WholeSystem) -> None:
     assert len(rules()) >= 12
 
 
+@on_the_job
 def test_a_stalled_driver_is_told_and_told_no_more_when_it_goes_on(job: NodeJob, system: WholeSystem) -> None:
     job.wait("Running")
     # Without any step on record it is an hour before a job counts as stalled.
@@ -218,6 +226,7 @@ def advances(job: NodeJob, seconds: float = 120) -> bool:
     return wait_until(lambda: len(job.records()) > before, seconds, 0.25)
 
 
+@on_the_job
 def test_the_job_outlives_upgrade_and_uninstallation(job: NodeJob, system: WholeSystem) -> None:
     pods = pods_of(job)
     system.install(EARLIER)
@@ -246,6 +255,7 @@ def test_the_job_outlives_upgrade_and_uninstallation(job: NodeJob, system: Whole
     assert [record["attempt"] for record in job.records()] == [1] * len(job.records())
 
 
+@on_the_job
 def test_an_upgrade_hands_the_lease_over(system: WholeSystem) -> None:
     """The new pod waits beside the old one, which gives the Lease back."""
     system.cluster.kubectl("rollout", "restart", "deployment/rljob", "-n", NAMESPACE)

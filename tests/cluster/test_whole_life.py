@@ -11,11 +11,13 @@ from kwok_cluster import HOLD
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case, Running, Scenarios
+from support.samples import drawn
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios()
 SLOW = Attempt(step_seconds=0.5)
 ENDLESS = Attempt(hang_at_step=1)
+ALWAYS = "from_creation_to_success"
 
 
 def owners(manifest: Object) -> list[tuple[str, str]]:
@@ -314,7 +316,7 @@ def deleted_and_made_anew_under_the_same_name(case: Case) -> None:
     assert case.submissions() == [f"rljob-{job['metadata']['uid']}-0" for job in (first, second)]
 
 
-@pytest.mark.parametrize("name", scenario.functions)
+@pytest.mark.parametrize("name", [ALWAYS, *drawn("lives", [name for name in scenario.functions if name != ALWAYS], 7)])
 def test_life(name: str, running: Running) -> None:
     running.result(name)
 

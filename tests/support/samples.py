@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -40,7 +41,12 @@ GROUPS = (
         "engines apart: the bits of one machine",
         "engines apart: they come and go",
         "an existing Ray of two nodes",
-        "engines' pods on a node",
+    ),
+    (
+        "a node: engines' pods",
+        "a node: devices",
+        "a node: faults",
+        "a node: strangers, a stall, upgrades",
     ),
     ("a published set-up: Auto", "a published set-up: Disk"),
     ("upgrades of the operator", "upgrades of KubeRay", "a life with KubeRay 1.5.1"),
@@ -53,6 +59,7 @@ GROUPS = (
     ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
 )
 """Tests of a group go through the same code on other devices, or places."""
+_T = TypeVar("_T")
 
 
 def unless_drawn(name: str) -> pytest.MarkDecorator:
@@ -62,9 +69,11 @@ def unless_drawn(name: str) -> pytest.MarkDecorator:
     return _left_out_if(drawn != name, f"RLJOB_SEED={SEED} drew {drawn!r}")
 
 
-def drawn(what: str, names: Sequence[str]) -> list[str]:
-    """One of these names, by the run's seed; with `make test-faults` all of them."""
-    return list(names) if NONE_SKIPPED else [random.Random(f"{SEED} {what}").choice(names)]
+def drawn(what: str, names: Sequence[_T], count: int = 1) -> list[_T]:
+    """So many of these names in their order, by the run's seed; with `make test-faults` all of them."""
+    if NONE_SKIPPED or count >= len(names):
+        return list(names)
+    return [names[index] for index in sorted(random.Random(f"{SEED} {what}").sample(range(len(names)), count))]
 
 
 def unless_all(reason: str) -> pytest.MarkDecorator:
