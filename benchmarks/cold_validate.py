@@ -1,4 +1,4 @@
-"""What `rljob validate` takes to name what is wrong in a manifest, in a process that has just started.
+"""The time that `rljob validate` takes to name what is wrong in a manifest, in a process that has just started.
 
 Of the manifests in `tests/api/bad_manifests.yaml`, each of which is wrong in one place, some are drawn by a seed and
 given to a `rljob validate` each, one after the other. The row is the slowest of them against two seconds.
@@ -34,7 +34,7 @@ Case = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one process took, and whether it named the path."""
+    """The time of one process, and whether it named the path."""
 
     case: Case
     seconds: float
