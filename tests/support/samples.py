@@ -1,5 +1,5 @@
-"""Tests that `make test` leaves to `make test-faults`: the longest, and of those that are alike all but one, which
-is drawn by a seed that the run prints."""
+"""Tests that `make test` leaves to `make test-faults`: the longest, and of those that are alike all but one or a few,
+which are drawn by a seed that the run prints."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ GROUPS = (
         "engines apart: the bits of one machine",
         "engines apart: they come and go",
         "an existing Ray of two nodes",
+        "a published set-up: Auto",
+        "a published set-up: Disk",
     ),
     (
         "a node: engines' pods",
@@ -48,37 +50,97 @@ GROUPS = (
         "a node: faults",
         "a node: strangers, a stall, upgrades",
     ),
-    ("a published set-up: Auto", "a published set-up: Disk"),
     ("upgrades of the operator", "upgrades of KubeRay", "a life with KubeRay 1.5.1"),
     ("the chart's rights: some namespaces", "the chart's rights: all namespaces"),
     ("Ray with a token", "Ray without"),
-    ("lanes in turns: Async", "lanes in turns: Disaggregated"),
-    ("staleness 0: Async", "staleness 0: Disaggregated"),
-    ("groups at the bound: Mask", "groups at the bound: Discard"),
-    ("left alone: partial rollout", "left alone: tail batching"),
+    ("lanes in turns: Async", "lanes in turns: Disaggregated", "lanes that are stopped"),
+    (
+        "staleness 0: Async",
+        "staleness 0: Disaggregated",
+        "left alone: partial rollout",
+        "left alone: tail batching",
+        "left alone: lockstep",
+        "groups at the bound: Mask",
+        "groups at the bound: Discard",
+    ),
+    ("episodes in Async: Together", "episodes in Async: Free", "episodes that fail", "episodes of two steps"),
     ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
+    (
+        "a job with a critic",
+        "a job with a teacher",
+        "a job with a judge",
+        "a job with FSDP",
+        "a job with adapters",
+        "a job with adapters in its engines",
+        "a job with pictures",
+    ),
+    (
+        "a job in graph mode",
+        "a job cut by tensors, then by stages",
+        "a job that replays experts",
+        "two halves of a job",
+        "a job whose classes and files are counted",
+    ),
+    (
+        "a job whose weights lose a bit",
+        "a job with a gradient that is not finite",
+        "a job with its HTTP endpoint",
+        "a job that is stopped while it starts",
+    ),
+    (
+        "a profile is added",
+        "an algorithm is added",
+        "a failure reason is added",
+        "a policy is added",
+        "an environment is added",
+        "a backend is added",
+        "a route is added",
+    ),
+    (
+        "a server of environments that dies or hangs",
+        "a session of environments that is lost",
+        "a full server of environments",
+        "sessions of environments whose driver is killed",
+    ),
+    ("a step of the doctor that dies", "a library's last word in a step of the doctor"),
+    ("a critic on ranks", "a teacher on ranks"),
+    ("a wide engine that is killed at work", "a wide engine that is killed while it loads"),
+    ("a judge that scores", "a judge that writes"),
+    ("strangers beside one trainer", "strangers beside two trainers"),
 )
-"""Tests of a group go through the same code on other devices, or places."""
+"""Tests of a group go through the same code on other devices, or places, or are whole jobs that differ in a section of
+their manifests."""
+DRAWN_OF = {
+    "a job with a critic": 2,
+    "a job in graph mode": 2,
+    "a job whose weights lose a bit": 2,
+    "a profile is added": 2,
+    "a server of environments that dies or hangs": 2,
+}
+"""By a group's first name: the tests that are drawn, where it is not one."""
 _T = TypeVar("_T")
 
 
 def unless_drawn(name: str) -> pytest.MarkDecorator:
-    """Skips a test of a group that another one stands for in this run."""
+    """Skips a test of a group that others stand for in this run."""
     group = next(group for group in GROUPS if name in group)
-    drawn = random.Random(f"{SEED} {group[0]}").choice(group)
-    return _left_out_if(drawn != name, f"RLJOB_SEED={SEED} drew {drawn!r}")
+    chosen = _chosen(group[0], group, DRAWN_OF.get(group[0], 1))
+    return _left_out_if(name not in chosen, f"RLJOB_SEED={SEED} drew {', '.join(map(repr, chosen))}")
 
 
 def drawn(what: str, names: Sequence[_T], count: int = 1) -> list[_T]:
     """So many of these names in their order, by the run's seed; with `make test-faults` all of them."""
-    if NONE_SKIPPED or count >= len(names):
-        return list(names)
-    return [names[index] for index in sorted(random.Random(f"{SEED} {what}").sample(range(len(names)), count))]
+    return list(names) if NONE_SKIPPED else _chosen(what, names, count)
 
 
 def unless_all(reason: str) -> pytest.MarkDecorator:
     """Skips a test that is too long for `make test`, for this reason."""
     return _left_out_if(True, reason)
+
+
+def _chosen(what: str, names: Sequence[_T], count: int) -> list[_T]:
+    count = min(count, len(names))
+    return [names[index] for index in sorted(random.Random(f"{SEED} {what}").sample(range(len(names)), count))]
 
 
 def _left_out_if(condition: bool, reason: str) -> pytest.MarkDecorator:

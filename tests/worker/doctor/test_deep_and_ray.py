@@ -44,6 +44,7 @@ def test_deep_uses_what_a_job_uses() -> None:
     assert done.returncode == 0
 
 
+@unless_drawn("a step of the doctor that dies")
 def test_a_step_that_dies_is_a_problem_and_not_the_end() -> None:
     """A device that this version or machine does not have: every step ends, and each says so."""
     facts = node(kind="npu", device_files=(0,), trainer=node().trainer)
@@ -54,6 +55,7 @@ def test_a_step_that_dies_is_a_problem_and_not_the_end() -> None:
     assert found[0].fix
 
 
+@unless_drawn("a library's last word in a step of the doctor")
 def test_a_librarys_last_word_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = "import atexit, sys\natexit.register(lambda: print('[W] still 1 communicator', file=sys.stderr))\n"
     (tmp_path / "sitecustomize.py").write_text(late)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from jobs import ONE_AND_ONE, REPOSITORY
-from support.samples import ALL, SEED
+from support.samples import ALL, SEED, drawn
 
 APART = 4
 """Steps between two faults: a checkpoint is due at each second one, so that every start saves one of its own."""
@@ -267,12 +267,9 @@ ROWS: dict[str, Row] = {
         report=True,
     ),
 }
-"""Mode Async above staleness 0 has no bits that two runs share: test_async.py has its faults."""
-ASYNC = "async"
-ROWS_A_RUN = 2
-_rows = [*(name for name, row in ROWS.items() if row.drawn), ASYNC]
-DRAWN_ROWS = [*ROWS, ASYNC] if ALL else random.Random(f"{SEED} rows").sample(_rows, ROWS_A_RUN)
-"""Rows in which something goes wrong in this run of the tests."""
+DRAWN_ROWS = list(ROWS) if ALL else drawn("rows", [name for name, row in ROWS.items() if row.drawn])
+"""Rows in which something goes wrong in this run of the tests. Mode Async above staleness 0 has no bits that two runs
+share: test_async.py has its faults."""
 
 
 def cells_of(name: str) -> tuple[Cell, ...]:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 from jobs import REPOSITORY, finish, manifest, run, start_faulty
-from support.samples import drawn
+from support.samples import drawn, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.validation import load_manifest
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), unless_drawn("a job with adapters in its engines")]
 
 STEPS = 4
 MODES = ["Disaggregated", "Async"]

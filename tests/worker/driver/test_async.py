@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rows import ASYNC, DRAWN_ROWS
 from jobs import ONE_AND_ONE, events, final_state, finish, manifest, run, start_faulty
 from lane_sums import ENGINE, check_lanes
 from spans import check_carried_log_probs
@@ -30,6 +29,8 @@ from rljob_worker.records.trajectories import read_trajectories
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 12
+TURNS = 40 if ALL else 16
+"""Steps of lanes that take turns at every instruction."""
 MOST = 2
 GROUPS, SAMPLES = 4, 4
 IN_FLIGHT = 10
@@ -113,10 +114,10 @@ def check_whole(run_folder: Path, steps: int) -> None:
 def test_lanes_that_take_turns_at_every_instruction_do_each_other_no_harm(mode: str, tmp_path: Path) -> None:
     rollout = {"promptsPerStep": 32, "samplesPerPrompt": 8, "maxResponseTokens": 4, "ignoreEos": True}
     rollout["staleness"] = {"max": 2, "order": "ReadyFirst"} if mode == "Async" else {"max": 1}
-    job = manifest(tmp_path, mode=mode, resources=ONE_AND_ONE, steps=40, rollout=rollout)
+    job = manifest(tmp_path, mode=mode, resources=ONE_AND_ONE, steps=TURNS, rollout=rollout)
     code, output = finish(start_faulty(job, tmp_path / "run", {"do": "interleave", "seconds": 5e-5}))
     assert code == 0, output
-    assert len(read_steps(tmp_path / "run")) == 40
+    assert len(read_steps(tmp_path / "run")) == TURNS
 
 
 def test_generation_goes_on_through_updates_and_no_token_is_over_the_bound(calm: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_step_is_sampled_again_and_another_token_is_found(calm: Path, tmp_path
     assert not list((tmp_path / "run").glob("*.tmp"))
 
 
-@pytest.mark.skipif(ASYNC not in DRAWN_ROWS, reason=f"RLJOB_SEED={SEED} drew {DRAWN_ROWS}: make test-faults runs it")
+@unless_drawn("lanes that are stopped")
 def test_a_stop_saves_the_last_step_with_what_is_open_and_the_rest_follows(
     spec: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import jobs
 import psutil
 import pytest
-from support.samples import unless_all
+from support.samples import unless_drawn
 from support.slow_reward import write_slow_reward
 
 pytestmark = pytest.mark.slow
@@ -127,10 +127,13 @@ class Run:
         assert sorted(path.name for path in (self.output / "logs").glob("*.log")) == logs
 
 
-ALONE = pytest.param({}, marks=unless_all("starts a cold job more"), id="one-trainer")
+TRAINERS = [
+    pytest.param({}, marks=unless_drawn("strangers beside one trainer"), id="one-trainer"),
+    pytest.param(TWO_TRAINERS, marks=unless_drawn("strangers beside two trainers"), id="two-trainers"),
+]
 
 
-@pytest.fixture(params=[ALONE, pytest.param(TWO_TRAINERS, id="two-trainers")])
+@pytest.fixture(params=TRAINERS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     running = Run(tmp_path, **request.param)
     yield running

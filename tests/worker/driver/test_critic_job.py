@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from jobs import ONE_AND_ONE, REPOSITORY, final_state, finish, manifest, run, start_faulty
-from support.samples import unless_all
+from support.samples import unless_all, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.spec import TrainingBackend
@@ -19,7 +19,7 @@ from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), unless_drawn("a job with a critic")]
 
 STEPS = 5
 RANKS = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import final_state, finish, manifest, run, start_faulty
-from support.samples import unless_all
+from support.samples import unless_all, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.validation import load_manifest
@@ -17,7 +17,7 @@ from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), unless_drawn("a job with a teacher")]
 
 ROLLOUT = {"promptsPerStep": 16, "samplesPerPrompt": 1, "maxResponseTokens": 4, "ignoreEos": True}
 

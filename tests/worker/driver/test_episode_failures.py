@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 from failing_worlds import GROUPS, classes, drawn_faults, failures, job_of, whole_groups
 from jobs import events, finish, run, start_faulty
-from support.samples import ALL, SEED, unless_all
+from support.samples import ALL, SEED, unless_all, unless_drawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STEPS, FAULTS = (200, 20) if ALL else (7, 2)
 
 
-@pytest.mark.parametrize("mode", ["Colocated", pytest.param("Async", marks=unless_all("a second mode"))])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("Colocated", marks=unless_drawn("episodes that fail")),
+        pytest.param("Async", marks=unless_all("a second mode")),
+    ],
+)
 def test_what_goes_wrong_is_counted_and_loses_nothing(mode: str, tmp_path: Path) -> None:
     folder, faults = tmp_path / "run", drawn_faults(STEPS, FAULTS)
     print(f"RLJOB_SEED={SEED}: {faults}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import ONE_AND_ONE, finish, manifest, run, start_faulty
-from support.samples import SEED, unless_all
+from support.samples import SEED, unless_all, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.spec import Pace
@@ -94,7 +94,9 @@ def kill(place: tuple[str, str, float], step: int, chance: random.Random) -> dic
     return {"do": "kill", "process": process, "phase": phase, "step": step, "delay": chance.uniform(0, lasts)}
 
 
-@pytest.mark.parametrize("pace", Pace)
+@pytest.mark.parametrize(
+    "pace", [pytest.param(pace, marks=unless_drawn(f"episodes in Async: {pace.value}")) for pace in Pace]
+)
 def test_episodes_go_on_through_updates_and_kills(tmp_path: Path, pace: Pace) -> None:
     chance, steps = random.Random(f"{SEED} episodes async {pace}"), 8
     job, folder = job_of(tmp_path, steps, pace), tmp_path / "run"

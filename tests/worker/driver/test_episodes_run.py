@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import manifest, run
+from support.samples import unless_drawn
 
 from rljob_worker.records.trajectories import read_trajectories
 
@@ -27,6 +28,7 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.mark.slow
+@unless_drawn("episodes of two steps")
 def test_a_policy_is_trained_on_what_it_said_to_an_environment(tmp_path: Path) -> None:
     code, output = run("run", manifest(tmp_path, **SPEC), "--output", tmp_path / "run")
     assert code == 0, output

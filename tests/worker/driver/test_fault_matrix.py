@@ -1,6 +1,6 @@
 """Faults of a run, then --resume: each checkpoint is that of the same job's run to which nothing happened.
 
-Rows and columns: `fault_rows.py`. RLJOB_SEED draws some rows, and faults of them; `make test-faults` has all.
+Rows and columns: `fault_rows.py`. RLJOB_SEED draws a row, and faults of it; `make test-faults` has all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from calm_runs import calm_run
-from fault_rows import ASYNC, DEADLINE, DRAWN_ROWS, Cell, cells_of, steps_of
+from fault_rows import DEADLINE, DRAWN_ROWS, Cell, cells_of, steps_of
 from jobs import final_state, run
 from kill_chain import IMPATIENT, Chain
 from support.run_bits import digest_of_trajectories
@@ -24,8 +24,7 @@ from rljob_worker.checkpoints.reader import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-STRUCK = [name for name in DRAWN_ROWS if name != ASYNC]
-CELLS = [pytest.param(name, cell, id=f"{name}-{cell}") for name in STRUCK for cell in cells_of(name)]
+CELLS = [pytest.param(name, cell, id=f"{name}-{cell}") for name in DRAWN_ROWS for cell in cells_of(name)]
 ATTEMPTS = 5
 PAUSES = [
     # process, phase, seconds; a driver may be away for longer than any deadline
@@ -68,7 +67,7 @@ def test_a_run_that_was_harmed_saves_what_the_calm_run_saved(name: str, cell: Ce
     assert tried == 1, f"no fault in {tried} hit {cell.phase}: the last hit {hit}"
 
 
-@pytest.mark.parametrize("name", STRUCK)
+@pytest.mark.parametrize("name", DRAWN_ROWS)
 def test_a_run_that_was_harmed_often_ends_as_the_calm_run(name: str, chains: Chains) -> None:
     calm, chain = chains(name)
     if chain.row.pauses:

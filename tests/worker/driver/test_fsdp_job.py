@@ -11,6 +11,7 @@ import torch
 import yaml
 from jobs import REPOSITORY, final_state, finish, manifest, run, start_faulty
 from safetensors.torch import load_file
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.validation import load_manifest
@@ -18,7 +19,7 @@ from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 from rljob_worker.trainer.state_file import StateReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), unless_drawn("a job with FSDP")]
 
 STEPS = 4
 RANKS = 2

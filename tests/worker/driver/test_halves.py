@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import finish, manifest, start
+from support.samples import unless_drawn
 
 from rljob_worker.checkpoints.half_journal import FILE, Origin, check_origin, read_half, write_half
 from rljob_worker.checkpoints.reader import Checkpoints
@@ -35,6 +36,7 @@ def trained(folder: Path, step: int) -> tuple[Any, dict[str, Any], dict[str, flo
 
 
 @pytest.mark.slow
+@unless_drawn("two halves of a job")
 def test_two_halves_are_the_whole_to_the_bit(tmp_path: Path) -> None:
     job = manifest(tmp_path, steps=2, checkpoint={"everySteps": 1, "keep": 9})
     whole, sampled, halves = (tmp_path / name for name in ("whole", "sampled", "halves"))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from jobs import REPOSITORY, alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 from support.trace_rules import check_trace, lanes_of
 
@@ -45,7 +46,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that went through undisturbed."""
     folder = tmp_path_factory.mktemp("finished")
     kl = {"name": "grpo", "kl": {"monitor": True}}
-    code, output = run("run", manifest(folder, algorithm=kl, steps=STEPS), "--output", folder / "run", cold=True)
+    job = manifest(folder, algorithm=kl, steps=STEPS)
+    code, output = run("run", job, "--output", folder / "run", cold=True)
     assert code == 0, output
     assert f"Succeeded: {STEPS} steps done" in output
     assert "report.png" in output
@@ -175,6 +177,7 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     assert [(event["offered"], event["delivered"]) for event in sent] == [(done, 0), (STEPS - done, 0)]
 
 
+@unless_drawn("a job that is stopped while it starts")
 def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:
     process = start("run", manifest(tmp_path), "--output", tmp_path / "run")
     wait_for(lambda: (tmp_path / "run" / "logs" / "trainer-0.log").exists(), "a trainer")
@@ -254,6 +257,7 @@ def _evaluated_again(job: Path, run_folder: Path, expected: dict[str, float]) ->
     assert "as recorded in the run: 4 of 4" in output
 
 
+@unless_drawn("a job whose weights lose a bit")
 def test_a_bit_flipped_after_landing_is_caught_by_the_probe_and_fails_the_step(tmp_path: Path) -> None:
     faults = [
         {"do": "sleep", "before": "wake_up", "step": 1, "seconds": 0.2},
@@ -266,6 +270,7 @@ def test_a_bit_flipped_after_landing_is_caught_by_the_probe_and_fails_the_step(t
     assert record["other"] >= 0.2, "time between two phases is in none"
 
 
+@unless_drawn("a job with its HTTP endpoint")
 def test_http_endpoint(tmp_path: Path) -> None:
     # The shortest engine that the prompts allow: the weight probe must fit into it.
     data = {"synthetic": {"rows": 64, "seed": 3}, "maxPromptTokens": 12}
@@ -293,6 +298,7 @@ def test_http_endpoint(tmp_path: Path) -> None:
     assert not alive(process.pid)
 
 
+@unless_drawn("a job with a gradient that is not finite")
 def test_non_finite_gradient_is_not_applied(tmp_path: Path) -> None:
     code = "def reward(response, **_):\n    return 1e38 * (sum(map(ord, response)) % 3)\n"
     (tmp_path / "naughty.py").write_text(code)
@@ -312,6 +318,7 @@ def test_non_finite_gradient_is_not_applied(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
+@unless_drawn("a job cut by tensors, then by stages")
 def test_a_job_runs_tensor_parallel_and_goes_on_pipeline_parallel_within_rounding(tmp_path: Path) -> None:
     training: dict[str, Any] = {"precision": "fp32", "optimizer": {"lr": 1.0e-3, "eps": 1e-6}}
     # Room for one of a step's four groups: the others are handed out as engines become free.
@@ -359,6 +366,7 @@ def _get(url: str, token: str | None = None) -> Any:
         return json.loads(answer.read())
 
 
+@unless_drawn("a job in graph mode")
 def test_graph_mode_gives_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
     rollout = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True, "graphMode": True}
     # Else torch compiles and loads a program for each set of instructions, in a new interpreter that imports torch: a
@@ -373,6 +381,7 @@ def test_graph_mode_gives_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
     assert max(differences) < 1e-4
 
 
+@unless_drawn("a job that replays experts")
 def test_experts_are_replayed_and_guesses_kept_on_engines_of_one_thread(tmp_path: Path) -> None:
     """Two engines on as many cores: neither vLLM's kernels nor what guesses may take more threads than there are."""
     job = yaml.safe_load((REPOSITORY / "examples" / "router-replay.yaml").read_text())["spec"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jobs import final_state, finish, manifest, run, start_faulty
 from support.judge_models import own_scores, write_judge
-from support.samples import unless_all
+from support.samples import unless_all, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.validation import load_manifest
@@ -18,7 +18,7 @@ from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), unless_drawn("a job with a judge")]
 WORDS = list("abcdefghijklm")
 PROMPT = "{{ prompt }} {{ response }}"
 

@@ -26,6 +26,7 @@ from rljob_worker.records.trajectories import read_trajectories
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = steps_of("lockstep")
+alone = unless_drawn("left alone: lockstep")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calm_run("lockstep", tmp_path_factory)
 
 
+@alone
 def test_every_sample_is_of_the_weights_before_and_no_older(calm: Path) -> None:
     for record in read_steps(calm)[1:]:
         step, metrics = record["step"], record["metrics"]
@@ -85,6 +87,7 @@ def test_every_sample_is_of_the_weights_before_and_no_older(calm: Path) -> None:
         assert [one["ordinal"] for one in state.carried] == state.data_cursor["ledger"]["open"]
 
 
+@alone
 def test_phases_of_a_lane_fit_into_the_step_and_the_report_shows_them(calm: Path) -> None:
     check_lanes(read_steps(calm)[1:], {"trainer": TRAINER, "engine": ENGINE})
     check_trace(calm)
@@ -94,6 +97,7 @@ def test_phases_of_a_lane_fit_into_the_step_and_the_report_shows_them(calm: Path
     assert "batch_wait" in said
 
 
+@alone
 def test_generation_goes_on_while_the_trainers_train(calm: Path) -> None:
     """By the events' times: the next batch is begun before this step's training has ended."""
     told = [event for event in events(calm) if event["event"] == "phase"]

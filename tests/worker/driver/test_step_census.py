@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from jobs import manifest, run
+from support.samples import unless_drawn
 from support.warm.protocol import CENSUS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), unless_drawn("a job whose classes and files are counted")]
 
 LIMITS = {"driver": 16, "trainer": 12, "engine": 12}
 """Data classes of the driver between a prompt and the batch; files that a weight passes on either side."""

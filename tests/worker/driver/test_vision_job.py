@@ -10,12 +10,12 @@ import torch
 import yaml
 from jobs import REPOSITORY, final_state, finish, manifest, run, start_faulty
 from safetensors.torch import load_file
-from support.samples import drawn
+from support.samples import drawn, unless_drawn
 from support.step_lines import read_steps
 
 from rljob_worker.records.trajectories import read_trajectories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), unless_drawn("a job with pictures")]
 
 STEPS = 4
 RANKS = 2

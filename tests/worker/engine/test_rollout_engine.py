@@ -15,7 +15,7 @@ import torch
 from engine_process import RemoteEngine
 from interruptions import gone_on_with, harvested, kept, rounding
 from rollout_models import END, FIRST_WORD, MAX_PROMPT, MAX_RESPONSE, VOCAB, group_requests, spec_json
-from support.samples import ALL, unless_all
+from support.samples import ALL, unless_all, unless_drawn
 from transformers import Qwen3ForCausalLM
 
 from rljob_worker.engine.reports import EngineSlept
@@ -455,6 +455,7 @@ def _gone(pids: set[int], seconds: float) -> set[int]:
     return left
 
 
+@unless_drawn("a wide engine that is killed at work")
 def test_tensor_parallel_engine_agrees_and_kill_leaves_nothing(
     engines: list[RemoteEngine], wide_engine: RemoteEngine
 ) -> None:
@@ -482,6 +483,7 @@ def test_tensor_parallel_engine_agrees_and_kill_leaves_nothing(
     assert not {name for name in names if Path("/dev/shm", name).exists()}
 
 
+@unless_drawn("a wide engine that is killed while it loads")
 def test_kill_while_workers_are_loading_leaves_nothing(wide_engine: RemoteEngine) -> None:
     wide_engine.send("start")
     deadline = time.monotonic() + 200

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from environment_hosts import MakeHosts
+from support.samples import unless_drawn
 
 from rljob_api.spec import OpenEnvSpec
 from rljob_worker.environments.base import Answer, Began, EnvironmentFailure, FailureKind, GoneError, Stepped
@@ -213,6 +214,7 @@ def test_a_server_is_tried_before_a_run(url: str, make_hosts: MakeHosts) -> None
     assert checked.answers[:2] == (Began("seed 3"), Stepped(f"{NO_ACTION} 1", 0.5, False, False))
 
 
+@unless_drawn("a server of environments that dies or hangs")
 def test_a_server_that_dies_is_infra_and_one_that_hangs_too(make_hosts: MakeHosts) -> None:
     with serving() as url:
         hosts = make_hosts(source_of(url), deterministic=False, retries=0, step=2.0)
@@ -225,6 +227,7 @@ def test_a_server_that_dies_is_infra_and_one_that_hangs_too(make_hosts: MakeHost
         assert "ClientConnectorError" in failed(begun(hosts, 2, 5), FailureKind.INFRA)
 
 
+@unless_drawn("a session of environments that is lost")
 def test_a_session_that_was_lost_is_made_anew_where_it_is_deterministic(url: str, make_hosts: MakeHosts) -> None:
     hosts = make_hosts(source_of(url), retries=1)
     begun(hosts, 0, 3)
@@ -233,6 +236,7 @@ def test_a_session_that_was_lost_is_made_anew_where_it_is_deterministic(url: str
     assert (hosts.counts.restarts, hosts.counts.replayed) == (1, 2)
 
 
+@unless_drawn("a full server of environments")
 def test_a_full_server_is_waited_for(make_hosts: MakeHosts) -> None:
     with serving(most=1) as url:
         first = make_hosts(source_of(url), retries=0)
@@ -247,6 +251,7 @@ def test_a_full_server_is_waited_for(make_hosts: MakeHosts) -> None:
         assert taken(second) == Began("seed 5")
 
 
+@unless_drawn("sessions of environments whose driver is killed")
 def test_no_session_outlives_a_driver_that_was_killed(url: str, tmp_path: Path) -> None:
     wait_for_sessions(url, 0)
     program = f"""

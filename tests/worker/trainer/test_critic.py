@@ -14,7 +14,7 @@ import pytest
 import torch
 from critic_ranks import CRITIC, episodes
 from safetensors.torch import load_file, save_file
-from support.samples import unless_all
+from support.samples import unless_all, unless_drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
 from test_trainer import Results, write_model
@@ -26,7 +26,7 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.saved_state import open_rank_file
 from rljob_worker.types import TrainBatch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, unless_drawn("a critic on ranks")]
 
 GAMMA, LAMBDA = 0.97, 0.9
 FEW = ["one", "two", "two_resumed", "two_to_one", "between", "fresh", "lora"]

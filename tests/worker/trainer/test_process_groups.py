@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from group_ranks import DEADLINE
+from support.samples import drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
 from test_trainer import write_model
@@ -17,9 +18,9 @@ from test_trainer import write_model
 pytestmark = pytest.mark.slow
 
 
-TRAINING = ["tp2:2", "pp2:2", "dp2:2", "tp2_pp2:4"]
+TRAINING = drawn("groups of a layout", ["tp2:2", "pp2:2", "dp2:2", "tp2_pp2:4"])
 WHERE = ["before release", "while released", "while rebuilding"]
-FAULTS = [f"{where}/{victim}:3" for where in WHERE for victim in (0, 1)]
+FAULTS = drawn("groups of ranks that die", [f"{where}/{victim}:3" for where in WHERE for victim in (0, 1)])
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +79,10 @@ def test_a_group_that_an_unknown_package_keeps_is_an_error_that_names_it(folder:
         assert rank["kept"]
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_dies_ends_the_others_in_time(where: str, victim: int, folder: Path) -> None:
-    ranks = seen(f"{where}/{victim}", folder, dead=victim)
+@pytest.mark.parametrize("case", [case.partition(":")[0] for case in FAULTS])
+def test_a_rank_that_dies_ends_the_others_in_time(case: str, folder: Path) -> None:
+    where, victim = case.partition("/")[0], int(case.partition("/")[2])
+    ranks = seen(case, folder, dead=victim)
     for rank in ranks:
         assert rank["message"].startswith("JobError: process groups: re"), rank
         # Gloo's own patience while ranks connect is five times the deadline.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import make_batch, make_spec
 from safetensors.torch import load_file, save_file
+from support.samples import unless_drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
 from teacher_ranks import ALL_TOKENS, SAMPLED, VOCAB
@@ -28,6 +29,7 @@ from rljob_worker.models.trained import trained_model
 from rljob_worker.trainer.teacher_folder import teacher_folder
 
 pytestmark = pytest.mark.slow
+in_draw = unless_drawn("a teacher on ranks")
 
 CASES = ["megatron", "megatron_tp", "megatron_tp_resumed", "megatron_pp", "megatron_cp", "megatron_few"]
 CASES += ["megatron_sampled", "fsdp", "fsdp_resumed", "fsdp_few", "fsdp_sampled", "fsdp_lora", "fsdp_moe", "learns"]
@@ -137,6 +139,7 @@ class Loops:
         }
 
 
+@in_draw
 @pytest.mark.parametrize(
     ("cases", "distill"),
     [
@@ -157,6 +160,7 @@ def test_both_backends_against_float64(results: Results, cases: list[str], disti
             assert float((tensor - weights[name]).abs().max()) < 1e-4, (case, name)
 
 
+@in_draw
 @pytest.mark.parametrize("case", [case for case in CASES if "resumed" not in case and "refused" not in case][:-1])
 def test_asleep_nothing_is_left_and_awake_the_bits_are_the_same(results: Results, case: str) -> None:
     for rank in results.ranks(case):
@@ -165,6 +169,7 @@ def test_asleep_nothing_is_left_and_awake_the_bits_are_the_same(results: Results
             assert metrics["train/teacher_kl"] > 0.1
 
 
+@in_draw
 @pytest.mark.parametrize(("case", "saved"), [("megatron_tp_resumed", "megatron_tp"), ("fsdp_resumed", "fsdp")])
 def test_resumed_it_has_the_same_bits(results: Results, case: str, saved: str) -> None:
     """The teacher is read from its folder again: no checkpoint has it."""
@@ -176,6 +181,7 @@ def test_resumed_it_has_the_same_bits(results: Results, case: str, saved: str) -
         assert torch.equal(found, expected)
 
 
+@in_draw
 def test_few_tokens_are_a_lower_bound_of_the_distance_and_both_backends_agree(results: Results) -> None:
     few, all_tokens = (results[case]["metrics"][0]["train/teacher_kl"] for case in ("fsdp_few", "fsdp"))
     assert 0 < few <= all_tokens
@@ -184,12 +190,14 @@ def test_few_tokens_are_a_lower_bound_of_the_distance_and_both_backends_agree(re
         assert one["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=1e-4)
 
 
+@in_draw
 def test_a_policy_comes_to_a_tenth_of_its_distance(results: Results) -> None:
     """On samples that stay the same, one rank, the same draws each time."""
     distances = results["learns"]["distances"]
     assert distances[-1] < distances[0] / 10
 
 
+@in_draw
 @pytest.mark.parametrize("case", ["refused", "megatron_refused"])
 def test_what_is_missing_stopped_or_no_number_leaves_the_step_undone(results: Results, case: str) -> None:
     for rank in results.ranks(case):
