@@ -15,7 +15,7 @@ from reward_cases import Make, gone, make_spec, samples_of, scores, soon
 from support.children import Children
 from transformers import PreTrainedTokenizerBase
 
-from rljob_worker.confined import landlock, process
+from rljob_worker.confined import landlock, messages
 from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.runner import RewardRunner
@@ -292,7 +292,7 @@ def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: 
 
 def test_a_message_that_comes_byte_by_byte_ends_its_process(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that takes 0.5 s for each byte keeps no deadline of other calls meanwhile."""
-    monkeypatch.setattr(process, "_STALL_SECONDS", 2)
+    monkeypatch.setattr(messages, "STALL_SECONDS", 2)
     runner, spec = hostile(make_runner, "lies", timeoutSeconds=120, onError="Score")
     begun = time.monotonic()
     (score,) = runner.score(samples_of(spec, ["e"]), soon(180))

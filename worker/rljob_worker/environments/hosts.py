@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rljob_worker.confined.process import ConfinedProcess, NoMessageError, Place
+from rljob_worker.confined.messages import NoMessageError
+from rljob_worker.confined.process import ConfinedProcess, Place
 from rljob_worker.data.turns import Schema
 from rljob_worker.environments.base import (
     MAX_ACTION_BYTES,
@@ -33,7 +34,7 @@ from rljob_worker.environments.episodes import EpisodeEnvironment
 from rljob_worker.environments.load import Source
 from rljob_worker.errors import UserError
 
-_AHEAD, _AHEAD_BYTES = 64, 2**16
+_AHEAD, _AHEAD_BYTES = 512, 2**16
 """Bound on a process's pending tasks: that much waits in its socket, also while it writes an answer."""
 _CLOSE_SECONDS = 5.0
 """In which environments are closed before their hosts are ended."""
@@ -124,6 +125,8 @@ class EnvironmentHosts:
         self._episodes: dict[int, EpisodeEnvironment] = {}
         self._where: dict[int, tuple[_Host, int]] = {}
         """By key: the host and its number there."""
+        self._wanted: set[int] = set()
+        """Keys of episodes whose answers are wanted and have not come."""
         self._found: deque[tuple[int, Answer]] = deque()
         self._numbers, self._tasks = itertools.count(), itertools.count()
         self.counts = Counts()
@@ -187,6 +190,7 @@ class EnvironmentHosts:
         episode = EpisodeEnvironment(key, seed, options or {}, list(answers), list(actions))
         self._episodes[key] = episode
         if episode.waits:
+            self._wanted.add(key)
             self._enqueue(episode)
 
     def step(self, key: int, action: str, cut: bool = False) -> None:
@@ -195,6 +199,7 @@ class EnvironmentHosts:
             raise ValueError(f"environments: there is no episode {key}")
         episode = self._episodes[key]
         episode.act(_bounded(action), cut)
+        self._wanted.add(key)
         self._enqueue(episode)
 
     def end(self, key: int) -> None:
@@ -204,9 +209,11 @@ class EnvironmentHosts:
         where = self._where.pop(key, None)
         if where is not None:
             host, number = where
-            host.queue = deque(one for one in host.queue if one[0] != number)
+            if key in self._wanted:
+                host.queue = deque(one for one in host.queue if one[0] != number)
             host.numbers.pop(number, None)
             host.queue.append((number, None))
+        self._wanted.discard(key)
 
     def send(self) -> None:
         """Let processes begin with what is wanted of them."""
@@ -226,7 +233,7 @@ class EnvironmentHosts:
     @property
     def outstanding(self) -> int:
         """Answers that are wanted and have not been taken."""
-        return sum(episode.waits for episode in self._episodes.values()) + len(self._found)
+        return len(self._wanted) + len(self._found)
 
     def take(self, patience: float) -> list[tuple[int, Answer]]:
         """The answers that have come, each with its episode's key; empty where none is wanted, or came in time.
@@ -236,7 +243,7 @@ class EnvironmentHosts:
         """
         deadline = time.monotonic() + patience
         self.send()
-        while not self._found and any(episode.waits for episode in self._episodes.values()):
+        while not self._found and self._wanted:
             left = deadline - time.monotonic()
             if left < 0:
                 break
@@ -258,6 +265,7 @@ class EnvironmentHosts:
             host.process.kill()
         self._hosts.clear()
         self._episodes.clear()
+        self._wanted.clear()
         self._where.clear()
 
     def __enter__(self) -> EnvironmentHosts:
@@ -329,25 +337,24 @@ class EnvironmentHosts:
             assert isinstance(source, Connection)
             host = by_connection[source]
             # Losing one may have ended another.
-            while host in self._hosts:
+            if host in self._hosts:
                 self._read(host)
-                if host not in self._hosts or not host.process.has_message():
-                    break
 
     def _read(self, host: _Host) -> None:
+        """Take what has come of a host."""
         try:
-            message = host.process.read()
-            if host.ready and message[1:2] == ["gone"]:
-                self._lose(host, f"{message[-1]}, and its host with it")
-                return
-            if host.ready:
-                self._answered(host, message)
-            else:
-                kind, value = message
-                if kind != "ready":
-                    self._lose(host, f"does not start: {value}")
+            for message in host.process.messages():
+                if host.ready and message[1:2] == ["gone"]:
+                    self._lose(host, f"{message[-1]}, and its host with it")
                     return
-                self._is_ready(host, value)
+                if host.ready:
+                    self._answered(host, message)
+                else:
+                    kind, value = message
+                    if kind != "ready":
+                        self._lose(host, f"does not start: {value}")
+                        return
+                    self._is_ready(host, value)
         except (NoMessageError, ValueError, TypeError, KeyError) as error:
             self._lose(host, f"the environment host was ended: it sent what is no answer ({error})")
         except EOFError:
@@ -382,6 +389,7 @@ class EnvironmentHosts:
         elif wanted is None:
             host.queue.appendleft((number, episode))
         else:
+            self._wanted.discard(episode.key)
             self._found.append((episode.key, wanted))
 
     def _expire(self) -> None:
@@ -459,8 +467,11 @@ def _received(call: Call, kind: object, value: object) -> Began | Stepped | str 
     asked = checked_call(value.pop())
     if isinstance(call, Reset):
         return replace(checked_began(value), call=asked)
-    parts = tuple(checked_observation(part, "step") for part in value.pop())
-    return replace(checked_step(value), parts=parts, call=asked)
+    parts = value.pop()
+    found = checked_step(value)
+    if not parts and asked is None:
+        return found
+    return replace(found, parts=tuple(checked_observation(part, "step") for part in parts), call=asked)
 
 
 def _size(call: Call) -> int:

@@ -108,8 +108,8 @@ class Episode:
         return Generation(stream.ids[sampled], stream.log_probs[sampled], reason, self.stop_text)
 
     def whole(self, added: Generation) -> Generation:
-        """The generation as it will be with what is added to it, of a sample without an environment."""
-        start = self.stream.prompt_length
+        """Its newest answer as it will be with what is added to it."""
+        start = self.answer_start
         if len(self.stream) == start:
             return added
         ids = np.concatenate([self.stream.ids[start:], added.token_ids])
@@ -169,8 +169,19 @@ class Episode:
         self._must_wait()
         if not ids:
             raise ValueError(f"sample {self.sample} of prompt {self.ordinal}: a turn appends no tokens")
-        stream = self.stream.append_observed(ids)
-        return replace(self, stream=stream, turns=(*self.turns, turn), answered=None, stop_text=None, experts=None)
+        # Named one by one, as above.
+        return Episode(
+            ordinal=self.ordinal,
+            sample=self.sample,
+            stream=self.stream.append_observed(ids),
+            finish=self.finish,
+            text=self.text,
+            opening=self.opening,
+            turns=(*self.turns, turn),
+            restarts=self.restarts,
+            number=self.number,
+            aside=self.aside,
+        )
 
     def called(self, turn: Turn, ids: Sequence[int], number: int) -> Episode:
         """With what its agent asked after its newest answer, which another answer follows.

@@ -90,10 +90,10 @@ class OpenGroups:
             grown = self._groups[ordinal] = self._groups[ordinal].extended(parts, version, texts)
             return grown
 
-    def replace(self, ordinal: int, episode: Episode) -> None:
-        """Put another state of a sample in the place of what there is of it."""
+    def replace(self, ordinal: int, episodes: Iterable[Episode]) -> None:
+        """Put another state of some samples in the place of what there is of them."""
         with self._lock:
-            self._groups[ordinal] = self._groups[ordinal].with_episodes([episode])
+            self._groups[ordinal] = self._groups[ordinal].with_episodes(episodes)
 
     def give_back(self, ordinal: int) -> None:
         """Drop a group that cannot become complete, if it has begun; its prompt stays open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from rljob_worker.rollouts.turns import Beginning, Next, Sample, Turns, World, n
 from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
 T = TypeVar("T")
+_SLICE = 64
+"""Answers after which environments begin with those, while the others are still looked at."""
 
 
 class Growth:
@@ -53,6 +56,7 @@ class Growth:
         self._inputs = inputs
         self._stop = stop
         self._free = pace is Pace.FREE
+        self._slice = _SLICE if worlds else sys.maxsize
         self.turns = Turns(worlds or {}, stop)
 
     def begin(self, groups: OpenGroups, beginnings: Sequence[Beginning], samples: int, version: int) -> None:
@@ -90,7 +94,8 @@ class Growth:
         """
         assigned = [ordinal for ordinals in (*assignment.held, assignment.waiting) for ordinal in ordinals]
         # Answers that a run before it had waited for.
-        self._act(groups, [key for ordinal in assigned for key in _answered(groups[ordinal])])
+        answered = [key for ordinal in assigned for key in _answered(groups[ordinal])]
+        self._act(groups, dict(zip(answered, self._decoded([_episode(groups, key).answer for key in answered]))))
         if self._free and any(groups.prompt(ordinal).environment is not None for ordinal in assigned):
             self._grow_free(groups, assignment, sampling, version, occupancy, each, lost, paused)
             self._observe(groups, paused)
@@ -114,7 +119,8 @@ class Growth:
             )
             was_cut = False
             for chunk in responses:
-                was_cut |= self._take(groups, chunk, version)
+                for part in self._slices(chunk):
+                    was_cut |= self._take(groups, part, version)
             if was_cut or lost or not self.turns.outstanding(groups):
                 break
         self._observe(groups, paused)
@@ -147,8 +153,9 @@ class Growth:
         for chunk in self._generator.going_on(
             shares, sampling, version, occupancy, more=following.more, each=each, lost=lost
         ):
-            # What engines still had of a group that was given back is nobody's.
-            self._take(groups, [one for one in chunk if one[0][0] in groups], version)
+            for part in self._slices(chunk):
+                # What engines still had of a group that was given back is nobody's.
+                self._take(groups, [one for one in part if one[0][0] in groups], version)
 
     def _said(self, groups: OpenGroups) -> list[tuple[Sample, GenerationRequest]]:
         """Take what environments have said until now; the next turns that follow from it."""
@@ -167,26 +174,29 @@ class Growth:
         group = groups.get(ordinal)
         return [] if group is None else self.turns.requests(group, groups.prompt(ordinal))
 
+    def _slices(self, chunk: Sequence[T]) -> Iterator[Sequence[T]]:
+        return (chunk[start : start + self._slice] for start in range(0, len(chunk), self._slice))
+
     def _take(self, groups: OpenGroups, chunk: Sequence[tuple[Sample, Generation]], version: int) -> bool:
         """Add what engines returned; whether some of it goes on as the same answer."""
-        # All texts of a chunk at once, while the engines go on; a group at once, for each state of it is a value.
+        # All texts at once, while the engines go on; a group at once, for each state of it is a value.
         ended = [(key, _episode(groups, key), part) for key, part in chunk if part.finish_reason]
-        alone = [(key, before.whole(part)) for key, before, part in ended if before.opening is None]
-        texts = _by_group(zip([key for key, _ in alone], self._decoded([response for _, response in alone])))
+        texts = dict(zip([key for key, _, _ in ended], self._decoded([one.whole(part) for _, one, part in ended])))
+        alone = _by_group((key, texts[key]) for key, before, _ in ended if before.opening is None)
         for ordinal, parts in _by_group(chunk).items():
-            groups.extend(ordinal, parts, version, texts.get(ordinal))
+            groups.extend(ordinal, parts, version, alone.get(ordinal))
         following = {key: next_of(_episode(groups, key)) for key, _ in chunk}
         done = [key for key, then in following.items() if then is Next.DONE]
         self._submit_complete(groups, done)
-        self._act(groups, [key for key, then in following.items() if then is Next.STEPS])
+        self._act(groups, {key: texts[key] for key, then in following.items() if then is Next.STEPS})
         return Next.GOES_ON in following.values()
 
-    def _act(self, groups: OpenGroups, answered: Sequence[Sample]) -> None:
+    def _act(self, groups: OpenGroups, said: Mapping[Sample, str]) -> None:
         """Have environments answer what was said."""
-        texts = self._decoded([_episode(groups, key).answer for key in answered])
-        for (ordinal, sample), text in zip(answered, texts):
+        for (ordinal, sample), text in said.items():
             self.turns.step(groups, ordinal, sample, text)
-        self.turns.send()
+        if said:
+            self.turns.send()
 
     def _observe(self, groups: OpenGroups, paused: Callable[[], bool]) -> None:
         """Wait for what environments say; nothing is in the engines."""

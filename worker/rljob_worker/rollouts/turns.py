@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -88,8 +88,6 @@ class _Live:
     action: str | None = None
     """Action that it is asked for; None: its reset."""
     asked: float = 0.0
-    waits: bool = False
-    """Whether it was asked for something that was not used yet."""
 
     @property
     def current(self) -> bool:
@@ -122,13 +120,15 @@ class Turns:
         self._lost: Counter[tuple[OpenGroups, int]] = Counter()
         """Number of times that a group was given back."""
         self._given_back: list[int] = []
+        self._waiting: dict[OpenGroups, dict[int, _Live]] = {}
+        """By key: environments that were asked for something that was not used yet."""
         self._came: dict[int, Answer] = {}
         """By key: answers that nobody used yet."""
         self._times = EnvironmentTimes()
 
     def outstanding(self, groups: OpenGroups) -> bool:
         """Whether an environment of these groups was asked for something that `observe` did not give them."""
-        return any(live.waits and live.groups is groups for live in self._by_key.values())
+        return bool(self._waiting.get(groups))
 
     # --- groups -------------------------------------------------------------------------------
 
@@ -153,12 +153,13 @@ class Turns:
             for sample in range(samples):
                 self._reset(groups, one.ordinal, sample, one.prompt)
         # Others of these groups may be asked for the next step at the same time.
-        for live, answer in self._answers(lambda live: live.groups is groups and live.ordinal in begun):
-            assert isinstance(answer, Began | EnvironmentFailure)
-            if isinstance(answer, Began) or self._ends_at_once(live, answer):
-                begun[live.ordinal][live.sample] = answer
-            else:
-                self._fail(live, answer)
+        for come in self._answers(groups, begun):
+            for live, answer in come:
+                assert isinstance(answer, Began | EnvironmentFailure)
+                if isinstance(answer, Began) or self._ends_at_once(live, answer):
+                    begun[live.ordinal][live.sample] = answer
+                else:
+                    self._fail(live, answer)
         for one in wanted:
             if len(openings := begun[one.ordinal]) == samples and one.ordinal not in self._given_back:
                 began = [openings[sample] for sample in range(samples)]
@@ -206,7 +207,7 @@ class Turns:
         if live is not None and not live.current:
             self._end(live)
             live = None
-        if live is not None and live.waits:
+        if live is not None and self._waits(live):
             # It was asked before its group was left alone.
             return
         if live is not None and live.steps != len(episode.turns):
@@ -226,7 +227,7 @@ class Turns:
             live.world.hosts.begin(
                 live.key, episode.opening.seed, prompt.options, before, [one.action for one in episode.turns]
             )
-        live.action, live.asked, live.waits = action, time.monotonic(), True
+        self._ask(live, action)
         live.world.hosts.step(live.key, action, cut=episode.answered is TurnEnd.LENGTH)
 
     def send(self) -> None:
@@ -242,26 +243,32 @@ class Turns:
             StopRequested: the job was asked to stop.
         """
         changed = []
-        for live, answer in self._answers(lambda live: live.groups is groups, paused):
-            if not live.current:
-                self._end(live)
-                continue
-            after = self._after(live, groups[live.ordinal].episodes[live.sample], answer)
-            if after is None:
-                continue
-            groups.replace(live.ordinal, after)
-            if after.finish is not None:
-                self._end(live)
-            changed.append((live.ordinal, live.sample))
+        for come in self._answers(groups, None, paused):
+            # A group at once, for each state of it is a value.
+            grown: dict[int, list[Episode]] = {}
+            for live, answer in come:
+                if not live.current:
+                    self._end(live)
+                    continue
+                after = self._after(live, groups[live.ordinal].episodes[live.sample], answer)
+                if after is None:
+                    continue
+                if after.finish is not None:
+                    self._end(live)
+                grown.setdefault(live.ordinal, []).append(after)
+                changed.append((live.ordinal, live.sample))
+            for ordinal, episodes in grown.items():
+                # It may have been given back for the last of them.
+                if ordinal in groups:
+                    groups.replace(ordinal, episodes)
         return changed
 
     def observe_now(self, groups: OpenGroups) -> list[Sample]:
         """Do what `observe` does, without waiting for environments that have not answered yet."""
-        asked = {id(live.world.hosts): live.world.hosts for live in self._by_key.values() if live.waits}
-        if not asked or self._stop.is_set():
+        if not self.outstanding(groups) or self._stop.is_set():
             # Who waits for the engines has them interrupted first.
             return []
-        self._receive(asked.values(), _LOOK_SECONDS)
+        self._receive(_LOOK_SECONDS)
         return self.observe(groups, lambda: True)
 
     def check_errors(self, played: Iterable[tuple[Prompt, Group]]) -> None:
@@ -283,6 +290,7 @@ class Turns:
         """Close the environments of these groups."""
         for live in [live for live in self._by_key.values() if live.groups is groups]:
             self._end(live)
+        self._waiting.pop(groups, None)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -290,25 +298,48 @@ class Turns:
         return list({id(world.hosts): world.hosts for world in self._worlds.values()}.values())
 
     def _answers(
-        self, of: Callable[[_Live], bool], paused: Callable[[], bool] = lambda: False
-    ) -> Iterator[tuple[_Live, Answer]]:
-        """Answers of some episodes' environments, until none of them waits, also for what is asked meanwhile."""
-        while waiting := [live for live in self._by_key.values() if live.waits and of(live)]:
+        self, groups: OpenGroups, among: Container[int] | None, paused: Callable[[], bool] = lambda: False
+    ) -> Iterator[Iterator[tuple[_Live, Answer]]]:
+        """Answers of environments as they come, several at once, until none of them waits, also for what is asked
+        meanwhile.
+
+        Args:
+            groups: theirs.
+            among: ordinals of those that are meant; None: all.
+            paused: whether those that have not answered are not waited for.
+        """
+        while waiting := self._asked(groups, among):
             if self._stop.is_set():
                 raise StopRequested
-            ready = [live for live in waiting if live.key in self._came]
-            for live in ready:
-                # Using one may have ended another.
-                if live.key in self._came:
-                    live.waits = False
-                    yield live, self._came.pop(live.key)
-            if ready:
-                continue
-            if paused():
+            if ready := [waiting[key] for key in self._came if key in waiting]:
+                yield self._taken(ready)
+            elif paused():
                 return
-            self._receive({id(live.world.hosts): live.world.hosts for live in waiting}.values(), _PATIENCE_SECONDS)
+            else:
+                self._receive(_PATIENCE_SECONDS)
 
-    def _receive(self, asked: Collection[EnvironmentHosts], patience: float) -> None:
+    def _asked(self, groups: OpenGroups, among: Container[int] | None) -> Mapping[int, _Live]:
+        waiting = self._waiting.get(groups, {})
+        return waiting if among is None else {key: live for key, live in waiting.items() if live.ordinal in among}
+
+    def _taken(self, ready: Iterable[_Live]) -> Iterator[tuple[_Live, Answer]]:
+        for live in ready:
+            # Using one may have ended another.
+            if live.key in self._came:
+                del self._waiting[live.groups][live.key]
+                yield live, self._came.pop(live.key)
+
+    def _waits(self, live: _Live) -> bool:
+        """Whether it was asked for something that was not used yet."""
+        return live.key in self._waiting.get(live.groups, {})
+
+    def _ask(self, live: _Live, action: str | None) -> None:
+        """Note that it is asked for the answer to an action, or with None for its reset."""
+        live.action, live.asked = action, time.monotonic()
+        self._waiting.setdefault(live.groups, {})[live.key] = live
+
+    def _receive(self, patience: float) -> None:
+        asked = [hosts for hosts in self._hosts() if hosts.outstanding]
         for hosts in asked:
             for key, answer in hosts.take(patience / len(asked)):
                 live = self._by_key.get(key)
@@ -462,7 +493,8 @@ class Turns:
         self._restart(self._new(groups, ordinal, sample, prompt))
 
     def _restart(self, live: _Live) -> None:
-        live.steps, live.action, live.asked, live.waits = 0, None, time.monotonic(), True
+        live.steps = 0
+        self._ask(live, None)
         live.world.hosts.begin(live.key, live.prompt.seed, live.prompt.options)
 
     def _end(self, live: _Live) -> None:
@@ -472,6 +504,7 @@ class Turns:
     def _forget(self, live: _Live) -> None:
         self._by_key.pop(live.key, None)
         self._came.pop(live.key, None)
+        self._waiting.get(live.groups, {}).pop(live.key, None)
         if self._by_sample.get((live.groups, live.ordinal, live.sample)) is live:
             del self._by_sample[live.groups, live.ordinal, live.sample]
 
