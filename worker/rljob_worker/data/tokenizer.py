@@ -43,6 +43,7 @@ TOKENIZER_FILES = (
 )
 """Patterns of the files that a tokenizer consists of, and what makes input of pictures."""
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+_FEW_TOKENS = 2048
 ROLES, TOOL = ("system", "user", "assistant"), "tool"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endfor %}"
@@ -140,7 +141,10 @@ def decode_responses(tokenizer: PreTrainedTokenizerBase, generations: Sequence[G
     ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and not tokenizer.clean_up_tokenization_spaces:
-        texts = backend.decode_batch(token_ids, skip_special_tokens=False)
+        # A batch wakes a thread for each core, which takes longer than some short answers do.
+        few = sum(map(len, token_ids)) <= _FEW_TOKENS
+        decode = backend.decode
+        texts = [decode(ids, False) for ids in token_ids] if few else backend.decode_batch(token_ids, False)
     else:
         texts = tokenizer.batch_decode(token_ids, skip_special_tokens=False)
     return [
