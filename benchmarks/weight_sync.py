@@ -21,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import null_device
 import torch
@@ -31,7 +32,10 @@ from figures import report as report_rows
 
 from rljob_worker.types import EngineReport, TrainerReport
 from rljob_worker.weightsync.meeting import NetworkMeeting
-from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute
+from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute, InPlaceRoute
+
+if TYPE_CHECKING:
+    from rljob_worker.models.config import ModelConfig
 
 HIDDEN, LAYERS, HEADS, GROUPS, HEAD_DIM, FFN, VOCAB = 768, 15, 12, 4, 64, 2304, 32768
 CONFIG = {
@@ -54,40 +58,44 @@ CONFIG = {
 # Where vLLM packs the weights for oneDNN's products, where it computes with them as they are, and where it does so on
 # another node than the trainer: both are on this machine, and what goes over the network goes over its loopback, what
 # goes through a folder through that of temporary files.
-PACKED, PLAIN, NETWORK, DISK = "packed", "plain", "network", "disk"
+PACKED, PLAIN, STRAIGHT, NETWORK, DISK = "packed", "plain", "straight", "network", "disk"
 PRODUCTS = {
     PACKED: "packed products",
     PLAIN: "plain products",
+    STRAIGHT: "plain products, from the trainer's own memory",
     NETWORK: "plain products, over the network",
     DISK: "plain products, through a folder",
 }
-COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, NETWORK: 0.1, DISK: 0.05}, 3.0
+COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, STRAIGHT: 0.7, NETWORK: 0.1, DISK: 0.05}, 3.0
 DEADLINE = 120.0
 
 
-def megatron_weights() -> dict[str, torch.Tensor]:
-    """Parameters of one trainer rank, in Megatron's names and shapes."""
-    qkv = (HEADS + 2 * GROUPS) * HEAD_DIM
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Parameters of one trainer rank of a Qwen3, in Megatron's names and shapes."""
+    hidden, heads, groups = config.hidden_size, config.num_heads, config.num_query_groups
     layer = {
-        "input_layernorm.weight": (HIDDEN,),
-        "self_attention.linear_qkv.weight": (qkv, HIDDEN),
-        "self_attention.q_layernorm.weight": (HEAD_DIM,),
-        "self_attention.k_layernorm.weight": (HEAD_DIM,),
-        "self_attention.linear_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-        "pre_mlp_layernorm.weight": (HIDDEN,),
-        "mlp.linear_fc1.weight": (2 * FFN, HIDDEN),
-        "mlp.linear_fc2.weight": (HIDDEN, FFN),
+        "input_layernorm.weight": (hidden,),
+        "self_attention.linear_qkv.weight": ((heads + 2 * groups) * config.head_dim, hidden),
+        "self_attention.q_layernorm.weight": (config.head_dim,),
+        "self_attention.k_layernorm.weight": (config.head_dim,),
+        "self_attention.linear_proj.weight": (hidden, heads * config.head_dim),
+        "pre_mlp_layernorm.weight": (hidden,),
+        "mlp.linear_fc1.weight": (2 * config.ffn_hidden_size, hidden),
+        "mlp.linear_fc2.weight": (hidden, config.ffn_hidden_size),
     }
-    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (VOCAB, HIDDEN)}
-    shapes |= {f"decoder.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
-    shapes |= {"decoder.final_layernorm.weight": (HIDDEN,), "output_layer.weight": (VOCAB, HIDDEN)}
-    return {name: (torch.randn(shape) * 0.02).to(torch.bfloat16) for name, shape in shapes.items()}
+    layers = range(config.num_layers)
+    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (config.vocab_size, hidden)}
+    shapes |= {f"decoder.layers.{i}.{name}": shape for i in layers for name, shape in layer.items()}
+    shapes |= {"decoder.final_layernorm.weight": (hidden,)}
+    return shapes if config.tied_embeddings else shapes | {"output_layer.weight": (config.vocab_size, hidden)}
 
 
 class TrainerSide:
     """Holds the weights and sends them."""
 
     def __init__(self, model_folder: str, route: str, bucket_bytes: int) -> None:
+        from rljob_worker.devices.cpu import CpuDevice
+        from rljob_worker.memory.sleeping import shareable
         from rljob_worker.models.config import ModelConfig
         from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
@@ -96,18 +104,22 @@ class TrainerSide:
         from rljob_worker.weightsync.routes import route_from
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
-        config = ModelConfig.from_hf(model_folder)
-        self._pieces = local_pieces(megatron_weights(), config, ParallelLayout())
+        config, way = ModelConfig.from_hf(model_folder), route_from(route)
+        with shareable(CpuDevice(), None) if way.in_place else nullcontext():
+            weights = {
+                name: (torch.randn(shape) * 0.02).to(torch.bfloat16) for name, shape in shapes_of(config).items()
+            }
+        self._pieces = local_pieces(weights, config, ParallelLayout())
         plan = build_plan(
             hf_manifest(config),
             {0: self._pieces},
             dtype=torch.bfloat16,
             engines=1,
             bucket_bytes=bucket_bytes,
-            slice_bytes=HOST_SLICE_BYTES,
+            slice_bytes=None if way.in_place else HOST_SLICE_BYTES,
         )
         self._plan = plan
-        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, route=route_from(route))
+        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, route=way)
 
     def describe(self) -> dict[str, int]:
         return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
@@ -262,7 +274,7 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
         )
         over_network = DiskRoute(meeting, f"{folder}/buckets") if kind == DISK else BroadcastRoute(meeting)
         apart = kind in (NETWORK, DISK)
-        here = over_network if apart else HostRoute(folder)
+        here = over_network if apart else InPlaceRoute(folder) if kind == STRAIGHT else HostRoute(folder)
         there = over_network.at("127.0.0.3") if apart else here
         trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, here.to_json(), bucket_bytes)
         engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, there.to_json(), kind)

@@ -21,6 +21,7 @@ from rljob_api.spec import (
     PodResources,
     RLJobSpec,
     TextEnvironmentSpec,
+    WeightTransport,
 )
 from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
@@ -108,6 +109,11 @@ def has_nodes_apart(spec: RLJobSpec) -> bool:
     return divides_devices(spec) and _nodes(spec.resources.trainer) is not None
 
 
+def has_slots(spec: RLJobSpec) -> bool:
+    """Whether weights go through staging slots, and not straight from the trainers' parameters."""
+    return spec.weight_sync.transport != WeightTransport.IN_PLACE
+
+
 def nodes(spec: RLJobSpec) -> int:
     """Nodes of the whole job."""
     return sum(group.nodes for group in node_groups(spec))
@@ -183,6 +189,12 @@ def _for_training(spec: RLJobSpec) -> int:
     shards = (training.fsdp and training.fsdp.shard_size) or 1
     dense = training.tensor_parallel * training.context_parallel
     return math.lcm(dense * stages, training.expert_parallel * stages, shards)
+
+
+def nodes_of_a_model(spec: RLJobSpec) -> int:
+    """Nodes that hold whole copies of the trained model between them: one, where a node has room for a copy."""
+    group, per_node = _for_training(spec), trainers_per_node(spec)
+    return 1 if per_node >= trainers(spec) else group // math.gcd(per_node, group)
 
 
 def data_parallel(spec: RLJobSpec) -> int:

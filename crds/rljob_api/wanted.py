@@ -60,7 +60,7 @@ class Wanted(BaseModel):
             memory_fraction=None if on_cpu else spec.rollout.memory_fraction,
             shared_memory=spec.storage.shared_memory,
             # On the CPU the two staging slots of a node lie in /dev/shm.
-            staging_bytes=2 * spec.weight_sync.bucket_bytes if on_cpu else 0,
+            staging_bytes=2 * spec.weight_sync.bucket_bytes if on_cpu and derived.has_slots(spec) else 0,
             # Anything else is a name in a model hub, or relative to where the driver runs.
             model=_absolute(spec.model.path),
             runs=_absolute(spec.checkpoint.path),

@@ -537,6 +537,8 @@ ACCEPTED: list[list[str]] = [
     ["training.contextParallel=2", "training.expertParallel=4", "training.pipelineParallel=2"],
     ["training.contextParallel=2", "resources.devicesPerNode=null"],
     ["resources.profile=cpu", "weightSync.bucketBytes=4096"],
+    [*DIVIDED, "weightSync.transport=InPlace"],
+    [*NPU, "training.tensorParallel=2", "rollout.tensorParallel=2", "weightSync.transport=InPlace"],
     ["model.path=null", "model.random.config={model_type: qwen3, rope_scaling: null}"],
     [
         "data.path=null",

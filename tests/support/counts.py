@@ -181,8 +181,8 @@ def anys(files: list[File]) -> tuple[float, list[str]]:
 def weight_path(files: list[File]) -> list[str]:
     """Files between a trainer's parameter and an engine's that handle tensors: `weightsync/`, and its users.
 
-    A weight passes one kind of slots, those of the host or those of a device, and one carrier, and lands as it is or in
-    an adapter: they count once. A file that passes the route on handles no tensor.
+    A weight passes one kind of slots, those of the host or those of a device, and one carrier, or neither, and lands as
+    it is or in an adapter: they count once. A file that passes the route on handles no tensor.
     """
     on_path = []
     for file in files:
@@ -191,7 +191,7 @@ def weight_path(files: list[File]) -> list[str]:
             name.startswith("rljob_worker.weightsync.") and name != "rljob_worker.weightsync.route.Route"
             for _, name in imported(file)
         )
-        others = ("device_ipc", "shared_disk", "vllm_adapters")
+        others = ("device_ipc", "shared_disk", "in_place", "vllm_adapters")
         if file.module in [f"rljob_worker.weightsync.{name}" for name in others]:
             continue
         if "Tensor" in file.text and (folder == "weightsync" or (folder in ("trainer", "engine") and uses)):

@@ -32,6 +32,7 @@ GROUPS = (
     (
         "vLLM's models",
         "vLLM's models on devices",
+        "vLLM's models without slots",
         "vLLM, tensor parallel",
         "vLLM's hybrid models",
         "FSDP's rows into vLLM",

@@ -28,6 +28,13 @@ class Part:
             return False
         return other.start + other.length <= self.start or other.start >= self.start + self.length
 
+    def overlap(self, other: Part) -> tuple[Part, Part]:
+        """The elements that two parts share, as a part of this one and as a part of the other."""
+        if self.dim is None or other.dim is None or self.dim != other.dim:
+            return other, self
+        start, end = max(self.start, other.start), min(self.start + self.length, other.start + other.length)
+        return Part(self.dim, start - self.start, end - start), Part(self.dim, start - other.start, end - start)
+
     def place_of(self, other: Part, target: torch.Tensor) -> torch.Tensor | None:
         """Place in `target`, which has this part alone, of another part; None where only some of that is in it."""
         if self.dim is None:

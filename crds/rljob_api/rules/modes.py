@@ -12,6 +12,7 @@ from rljob_api.spec.rollout import RolloutAssignment, StalenessLimit, StalenessO
 
 _CPU = "cpu"
 _SHARED = f"self.mode == '{Mode.COLOCATED}'"
+_SHARED_TRANSPORTS = (WeightTransport.AUTO, WeightTransport.IN_PLACE)
 _NOT_LOCKSTEP = f"self.mode != '{Mode.DISAGGREGATED}'"
 _NOT_ASYNC = f"self.mode != '{Mode.ASYNC}'"
 _NO_RESOURCES = "!has(self.resources)"
@@ -112,9 +113,10 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="weightSync.transport",
         wrong="trainers and engines share devices, and need nothing between them",
-        allowed="another than Auto only with mode Disaggregated or Async",
-        check=lambda s: _divided(s) or s.weight_sync.transport == WeightTransport.AUTO,
-        cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport == '{WeightTransport.AUTO}'",
+        allowed="Auto or InPlace; others only with mode Disaggregated or Async",
+        check=lambda s: _divided(s) or s.weight_sync.transport in _SHARED_TRANSPORTS,
+        cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport in"
+        f" {[transport.value for transport in _SHARED_TRANSPORTS]}",
     ),
     Rule(
         on=DeviceGroupSpec,

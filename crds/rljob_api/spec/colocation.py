@@ -15,6 +15,7 @@ class WeightTransport(StrEnum):
 
     AUTO = "Auto"
     DISK = "Disk"
+    IN_PLACE = "InPlace"
 
 
 class WeightSyncSpec(ApiModel):
@@ -22,7 +23,8 @@ class WeightSyncSpec(ApiModel):
 
     transport: WeightTransport = WeightTransport.AUTO
     """`Auto`: memory that both share where they are on one device or host, else a broadcast (HCCL, NCCL, gloo). `Disk`,
-    with devices of their own: files in the run folder, which is slower and needs no common network of devices."""
+    with devices of their own: files in the run folder, which is slower and needs no common network of devices.
+    `InPlace`: engines copy from the trainers' parameters, which stay in memory, on the same device or CPU host."""
     bucket_bytes: Annotated[int, Field(ge=4096, le=2**38, json_schema_extra={"format": "int64"})] = 268435456
     """Size of one of the two staging slots in bytes; on devices at least the largest indivisible group of tensors.
 

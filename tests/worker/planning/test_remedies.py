@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from published_models import PARAMETERS, published
 
-from rljob_api import RLJob
+from rljob_api import RLJob, derived
 from rljob_api.validation import load_manifest
 from rljob_worker.errors import UserError
 from rljob_worker.planning.plan import plan_memory
@@ -92,6 +92,35 @@ def test_what_changes_memory_changes_the_plan_the_right_way() -> None:
     assert peak("spec.training.optimizer.hostOffload=true") < base
     assert peak("spec.training.maxTokensPerMicroBatch=65536") > base
     assert peak('spec.memorySaver.mode="off"', "spec.training.recompute=Full") > peak("spec.training.recompute=Full")
+
+
+def test_parameters_that_engines_copy_from_stay_and_leave_no_slots() -> None:
+    layout = ["spec.training.tensorParallel=2", "spec.rollout.tensorParallel=2"]
+    rows, hosts = [], []
+    for transport in ("Auto", "InPlace"):
+        plan = plan_memory(job(*layout, f"spec.weightSync.transport={transport}").spec, published("Qwen3-4B"))
+        rows.append({row.phase: row.components for row in plan.devices[0].phases})
+        hosts.append(plan.hosts[0].phases[0].components)
+    apart, shared = rows
+    for phase in ("rollout", "rollout_wake_kv"):
+        weights = shared[phase]["shared weights"]
+        assert weights == shared["actor_train"]["weights"]
+        assert shared[phase] == {k: v for k, v in apart[phase].items() if k != "staging slots"} | {
+            "shared weights": weights
+        }
+    trainers = derived.trainers(job(*layout).spec)
+    assert hosts[0]["backup"] - hosts[1]["backup"] == trainers * weights
+    assert "shared weights" not in shared["actor_train"]
+
+
+def test_on_the_cpu_they_are_not_moved_away() -> None:
+    def asleep(transport: str) -> dict[str, int]:
+        given = load_manifest(EXAMPLE.with_name("gsm8k.yaml"), overrides=[f"spec.weightSync.transport={transport}"])
+        return plan_memory(given.spec, published("Qwen3-0.6B")).hosts[0].phases[0].components
+
+    apart, shared = asleep("Auto"), asleep("InPlace")
+    assert apart["backup"] - shared["backup"] == shared["tensors"] - apart["tensors"] > 0
+    assert "staging slots" not in shared
 
 
 def test_on_cpu_the_gradients_are_there_twice_where_they_are_exchanged() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from support.ports import free_port
-from sync_cases import KeepingEngine, Weights, model_weights, own_mappings, pieces_for, plan_for
+from sync_cases import KeepingEngine, Weights, in_shared_pages, model_weights, own_mappings, pieces_for, plan_for
 
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.meeting import NetworkMeeting
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.route import Route
-from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute
+from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute, InPlaceRoute
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
@@ -94,13 +94,16 @@ def threaded_peers(
     *,
     network: bool = False,
     disk: bool = False,
+    in_place: bool = False,
 ) -> Iterator[Peers]:
     """With `network`, trainers and each engine have an address of their own; with `disk`, a folder for buckets too."""
     weights = model_weights(1) if weights is None else weights
+    if in_place and pieces is None:
+        weights = in_shared_pages(weights)
     pieces = pieces_for(weights, trainers) if pieces is None else pieces
     plan = plan_for(weights, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes, pieces=pieces)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        route: Route = HostRoute(folder)
+        route: Route = InPlaceRoute(folder) if in_place else HostRoute(folder)
         routes = [route] * len(engines)
         if network or disk:
             route = over = DiskRoute(network_meeting(), f"{folder}/buckets") if disk else broadcast_route()
@@ -174,7 +177,7 @@ def _serve(pipe: Connection, peer: Any, method: Any, describe: Any) -> None:
 
 
 def sender_process(pipe: Connection, route: Route, rank: int, trainers: int, engines: int) -> None:
-    weights = model_weights(0)
+    weights = in_shared_pages(model_weights(0)) if route.in_place else model_weights(0)
     plan = plan_for(weights, trainers=trainers, engines=engines, bucket_bytes=6000)
     sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, route=route)
 

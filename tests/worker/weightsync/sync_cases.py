@@ -12,11 +12,12 @@ import torch
 
 from rljob_worker.devices import Device
 from rljob_worker.devices.cpu import CpuDevice
+from rljob_worker.memory.sleeping import shareable
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.weightsync.plan import Bucket, SyncPlan, build_plan
 from rljob_worker.weightsync.route import Receiver
 from rljob_worker.weightsync.routes import route_from
-from rljob_worker.weightsync.slots import SLOT_COUNT, Move
+from rljob_worker.weightsync.slots import Move
 
 Weights = dict[str, torch.Tensor]
 
@@ -48,6 +49,12 @@ def model_weights(seed: int, *, layers: int = 2, hidden: int = 32, dtype: torch.
     shapes["lm_head.weight"] = (48, hidden)
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def in_shared_pages(weights: Weights) -> Weights:
+    """The same values in memory that other processes can open."""
+    with shareable(CpuDevice(), None):
+        return {name: tensor.clone() for name, tensor in weights.items()}
 
 
 def cut_dim(name: str) -> int:
@@ -131,7 +138,7 @@ class KeepingEngine:
             self._receiver.expect(self._plan.buckets[bucket.index + 1])
         self._before_landing(bucket, slots)
         for tensor in bucket.tensors:
-            weight = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+            weight = self._receiver.arrived.whole(bucket, tensor, self._plan.torch_dtype)
             landed = self._landing.get(tensor.name, weight[:0])
             assert tensor.first == len(landed)
             self._landing[tensor.name] = torch.cat([landed, weight])
@@ -145,11 +152,12 @@ class KeepingEngine:
             "seconds": {"land": 0.0, "repack": 0.0},
         }
 
-    def _digest(self, bucket: Bucket, slots: Any, pieces: Any) -> int:
+    def _digest(self, bucket: Bucket, slots: Any, placed: Any) -> int:
+        assert self._receiver is not None
         moves = []
-        for tensor, piece in pieces:
-            weight = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-            moves.append(Move(None, None, piece.part.of(weight)))
+        for tensor, piece in placed:
+            pieces = self._receiver.arrived.pieces(bucket, tensor, self._plan.torch_dtype)
+            moves.append(Move(None, None, pieces[tensor.pieces.index(piece)]))
         [digest] = slots.checksums([slots.landing(moves).run()])
         return int(digest)
 

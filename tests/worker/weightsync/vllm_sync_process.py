@@ -1,7 +1,8 @@
 """Run as a program: real vLLM engines take weights from two senders; prints one JSON line per model.
 
-For each model (`@devices`: with slots of one device, not of the host): a fresh engine on the target folder generates;
-an engine on other weights takes part in a sync that is broken on purpose, then in a good one, and generates.
+For each model (`@devices`: with slots of one device, not of the host; `@place`: without slots): a fresh engine on the
+target folder generates; an engine on other weights takes part in a sync that is broken on purpose, then in a good one,
+and generates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ os.environ |= {
 import torch
 from safetensors.torch import load_file
 from separate_devices import SeparateDevice
-from sync_cases import pieces_for, plan_for
+from sync_cases import in_shared_pages, pieces_for, plan_for
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.models.config import ModelConfig
@@ -36,7 +37,7 @@ from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.manifest import final_norm, hf_manifest, layer_prefix
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.routes import HostRoute
+from rljob_worker.weightsync.routes import HostRoute, InPlaceRoute
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 from rljob_worker.weightsync.slots import SLOT_COUNT
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
@@ -101,11 +102,13 @@ def sync(senders: list[WeightSyncTrainer], receiver: WeightSyncEngine, version: 
 def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     kind, _, where = model.partition("@")
     device = SeparateDevice(0) if where == "devices" else None
-    trainers = 2 if device is None else 1
+    in_place, trainers = where == "place", 2 if device is None else 1
     target = models / f"{kind}-target"
     cfg = ModelConfig.from_hf(target)
     stored = load_file(target / "model.safetensors")
     weights = {name: stored[name] for name, _ in hf_manifest(cfg)}
+    if in_place:
+        weights = in_shared_pages(weights)
     dtype = "float32" if kind.endswith("float32") else "bfloat16"
     vocab_size = cfg.vocab_size
     extension = EXTENSION if device is None else EXTENSION_ON_DEVICES
@@ -114,28 +117,36 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     shut_down(fresh)
     engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype, extension)
     before = generate(engine, vocab_size)
-    # As a job does: cut between rows in host memory, whole modules on devices.
-    slice_bytes = 30 * 1024 if device is None else None
+    # As a job does: cut between rows in host memory, whole modules on devices and without slots.
+    slice_bytes = 30 * 1024 if device is None and not in_place else None
     plan = plan_for(weights, trainers=trainers, bucket_bytes=96 * 1024, slice_bytes=slice_bytes)
     assert (slice_bytes is not None) == any(t.shape != plan.shapes[t.name] for b in plan.buckets for t in b.tensors)
-    wrong = wrong_plans(engine, weights, cfg) if device is None else {}
+    wrong = wrong_plans(engine, weights, cfg) if slice_bytes is not None else {}
     damaged: list[int] = []
 
     def land(method: Callable[..., Any], message: Any, seconds: float) -> Any:
         if method.__name__ == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
-            slot = device.files[2 % SLOT_COUNT] if device is not None else slot_file(folder, 2 % SLOT_COUNT)
-            damaged.append(flip_bit(slot, plan.buckets[2].tensors[-1].offset + 5))
+            last = plan.buckets[2].tensors[-1]
+            if in_place:
+                damaged.append(5)
+                weights[last.name].view(-1).view(torch.uint8)[5] ^= 4
+            else:
+                slot = device.files[2 % SLOT_COUNT] if device is not None else slot_file(folder, 2 % SLOT_COUNT)
+                damaged.append(flip_bit(slot, last.offset + 5))
         return engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
         pieces = pieces_for(weights, trainers)
         exchange = None if device is None else Exchange(device, [0], device.staging)
+        route = InPlaceRoute(folder) if in_place else HostRoute(folder)
         senders = [
-            WeightSyncTrainer(pieces[rank], plan, trainer=rank, route=HostRoute(folder), exchange=exchange)
+            WeightSyncTrainer(pieces[rank], plan, trainer=rank, route=route, exchange=exchange)
             for rank in range(trainers)
         ]
-        receiver = WeightSyncEngine(land, route=HostRoute(folder), engine=0)
+        receiver = WeightSyncEngine(land, route=route, engine=0)
         failure, _ = sync(senders, receiver, 1)
+        if in_place:
+            weights[plan.buckets[2].tensors[-1].name].view(-1).view(torch.uint8)[5] ^= 4
         version_after_failure = receiver.version
         unexpected, report = sync(senders, receiver, 2)
         version = receiver.version

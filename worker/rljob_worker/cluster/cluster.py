@@ -35,7 +35,7 @@ from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.rewards.model_judge import ModelJudge
 from rljob_worker.trainer.trainer import Trainer
-from rljob_worker.weightsync.routes import HostRoute
+from rljob_worker.weightsync.routes import host_route
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -121,7 +121,7 @@ class Cluster:
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
-        network = None
+        on_host, network = host_route(self.spec.weight_sync.transport), None
         if self._hands_over_network():
             # An attempt that was killed left its own.
             shutil.rmtree(self._made.buckets, ignore_errors=True)
@@ -140,7 +140,7 @@ class Cluster:
                 total_updates=total_updates,
                 critic_folder=None if self._critic_folder is None else str(self._critic_folder),
                 teacher_folder=None if self._teacher_folder is None else str(self._teacher_folder),
-                route=network or HostRoute(folders[placement.node_of(device)]),
+                route=network or on_host(folders[placement.node_of(device)]),
             )
             self.trainers.add(self._made.make(TRAINER, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)
@@ -150,7 +150,7 @@ class Cluster:
                 index=index,
                 devices=None if visible else list(map(placement.number_on_node, spanned)),
                 folder=folders[place.node],
-                route=network.at(nodes[place.node].address) if network else HostRoute(folders[place.node]),
+                route=network.at(nodes[place.node].address) if network else on_host(folders[place.node]),
             )
             shown = [visible[device] for device in spanned if visible]
             self.engines.add(self._made.make(ENGINE, f"engine-{index}", place, arguments, shown))
@@ -206,7 +206,7 @@ class Cluster:
         """Whether a carrier brings weights to the engines: they are on other nodes, or on other devices with memory of
         their own, or the job names the way."""
         own_memory = derived.divides_devices(self.spec) and self._kind.ray_resource is not None
-        chosen = self.spec.weight_sync.transport is not WeightTransport.AUTO
+        chosen = self.spec.weight_sync.transport not in (WeightTransport.AUTO, WeightTransport.IN_PLACE)
         return self._trains and (derived.has_nodes_apart(self.spec) or own_memory or chosen)
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:

@@ -130,8 +130,8 @@ class Device(Protocol):
     def share(self, tensor: torch.Tensor) -> bytes:
         """Message from which another process on this device opens the tensor's memory without a copy.
 
-        The tensor must live until all of them have closed it. RuntimeError when its memory cannot be exported,
-        ValueError on a device that shares memory in another way.
+        The tensor must live until all of them have closed it. Raises RuntimeError when its memory cannot be exported,
+        on a CPU ValueError.
         """
         ...
 

@@ -12,6 +12,7 @@ import torch
 import xxhash
 from torch.distributed import ProcessGroupGloo, Store
 
+from rljob_worker.devices import shared_pages
 from rljob_worker.devices.base import Group
 from rljob_worker.devices.checksum import BegunChecksum
 from rljob_worker.host.memory import HostMemory, MemoryInfo
@@ -75,16 +76,12 @@ class CpuDevice:
         """Nothing: host memory has the limit of the pod."""
 
     def share(self, tensor: torch.Tensor) -> bytes:
-        """ValueError: host memory is shared from its allocation on, by the weight sync's slots."""
-        raise ValueError(
-            "share: memory of the cpu device is shared as staging slots (weightsync/shared_memory.py), not exported"
-        )
+        """See `Device`: of memory that was made to be shared (`shared_pages`)."""
+        return shared_pages.message_of(tensor)
 
     def open_shared(self, message: bytes) -> torch.Tensor:
-        """ValueError, as `share`."""
-        raise ValueError(
-            "open_shared: the cpu device opens staging slots (weightsync/shared_memory.py), not exported memory"
-        )
+        """See `Device`; to read alone."""
+        return shared_pages.opened(message)
 
     def begin_checksum(self, tensor: torch.Tensor) -> int:
         """Compute `checksum`."""

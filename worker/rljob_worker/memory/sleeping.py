@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.base import AcceleratorMemory, Device
+from rljob_worker.devices.shared_pages import SharedPages
 from rljob_worker.memory.arena import Arena
+from rljob_worker.memory.arena_dispatch import ArenaDispatchMode
 from rljob_worker.memory.states import MemorySaverBackend
 
 Region = Callable[[str], AbstractContextManager[object]]
@@ -35,6 +37,13 @@ class SleepingMemory(MemorySaverBackend, Protocol):
     def readable(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's contents, detached; on the host while asleep, so that a save need not wake the device."""
         ...
+
+
+def shareable(device: Device, memory: SleepingMemory | None) -> AbstractContextManager[object]:
+    """Tensors that this thread makes on the device inside stay awake, and `Device.share` can share them."""
+    if not device.own_memory:
+        return ArenaDispatchMode(SharedPages(), lambda: "shared")
+    return nullcontext() if memory is None else memory.staging()
 
 
 def sleeping_memory(mode: MemorySaverMode, device: Device) -> SleepingMemory | None:

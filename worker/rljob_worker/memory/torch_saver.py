@@ -67,6 +67,7 @@ class TorchMemorySaver:
         self._grown = dict.fromkeys(Tag, 0)
         self._staging_bytes = 0
         self._kept: list[_Kept] = []
+        self._staged: list[_Kept] = []
         self._lock = threading.RLock()
         self._open_regions = 0
         self._paused_bytes = 0
@@ -115,15 +116,17 @@ class TorchMemorySaver:
         They come from a pool of their own, which lives as long as the process: outside of it torch's allocator would
         hand out cached blocks that are unmapped.
         """
+        recorder = _Recorder(self._device.torch_device.type)
         was, before = self._library.tracking, self._device.reserved_bytes()
         self._library.tracking = False
         try:
-            with self._device.use_pool(self._staging_pool):
+            with self._device.use_pool(self._staging_pool), recorder:
                 yield
         finally:
             self._library.tracking = was
             with self._lock:
                 self._staging_bytes += self._device.reserved_bytes() - before
+                self._staged = [each for each in self._staged if not each.storage.expired()] + recorder.made()
 
     # Sleeping
 
@@ -206,6 +209,8 @@ class TorchMemorySaver:
             if not self._paused or tensor.device.type != self._device.torch_device.type or tensor.numel() == 0:
                 return tensor.detach()
             address = tensor.untyped_storage().data_ptr()
+            if any(each.address == address and not each.storage.expired() for each in self._staged):
+                return tensor.detach()
             kept = next((kept for kept in self._kept if kept.address == address and kept.host), None)
         if kept is None or kept.host is None:
             raise TransitionRefused(

@@ -53,7 +53,9 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
         "activations are those of fused norms, rotary embedding and attention"
         if spec.training.backend is TrainingBackend.MEGATRON
         else "activations are those of transformers' model with torch's attention",
-        "each device has two staging slots of its own, outside the memory saver",
+        "each device has two staging slots of its own, outside the memory saver"
+        if derived.has_slots(spec)
+        else "the trainer's weights stay on its device, outside the memory saver, for the engine there to copy from",
         f"{'HCCL' if kind == 'npu' else 'NCCL'} holds 2 x {spec.hccl.buffer_size_mb or 200} MiB a communicator "
         "and nothing else",
     ]

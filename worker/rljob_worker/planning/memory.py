@@ -87,12 +87,15 @@ class Planner:
         engine_communicators = communicator_bytes(spec, job, engine_groups(model, job))
         runtime = RUNTIME_BYTES[job.kind]
         dtype = _dtype(spec.training.precision)
-        self.slots = SLOT_COUNT * slot_bytes(
-            manifest,
-            dtype=dtype,
-            bucket_bytes=spec.weight_sync.bucket_bytes,
-            slice_bytes=HOST_SLICE_BYTES if self._cpu else None,
-        )
+        self._in_place = not derived.has_slots(spec)
+        self.slots = 0
+        if not self._in_place:
+            self.slots = SLOT_COUNT * slot_bytes(
+                manifest,
+                dtype=dtype,
+                bucket_bytes=spec.weight_sync.bucket_bytes,
+                slice_bytes=HOST_SLICE_BYTES if self._cpu else None,
+            )
         self.engine = engine_memory(
             spec,
             model,
@@ -190,7 +193,7 @@ class Planner:
         """Peaks of one device, in the order of the loop (`driver.loops.colocated`)."""
         awake = self._awake(rank)
         # What stays when the trainer sleeps, and when the engine does: vLLM cannot sleep on cpu.
-        asleep = {} if self._saver else awake
+        asleep = awake if not self._saver else {"shared weights": rank.state.weights} if self._in_place else {}
         weights = {"engine weights": self.engine.weights}
         resting = weights if self._cpu else {}
         generating = weights | {"KV cache": self.engine.kv_cache, "engine work": self.engine.work}
@@ -276,6 +279,7 @@ class Planner:
             kept_free = max(row.components.get(KEPT_FREE, 0) for row in rows) if self._cpu else 0
             states = [model.state for rank in ranks for model in rank.models]
             backup = sum(state.weights + state.optimizer for state in states) if self._cpu else 0
+            backup -= sum(rank.state.weights for rank in ranks) if self._cpu and self._in_place else 0
             asleep = self._saver and "weights" not in rows[0].components
             moved = {"backup": backup - fixed["optimizer"]} if self._cpu and asleep else {}
             components = fixed | moved | {"tensors": tensors, KEPT_FREE: kept_free}
@@ -326,7 +330,9 @@ class Planner:
         torch_memory_saver's NPU build backs up every segment with TMS_INIT_ENABLE_CPU_BACKUP and keeps the pinned
         memory after resuming (sgl-kernel-npu, contrib/torch_memory_saver/csrc/core.cpp).
         """
-        return sum(self._awake(rank).values()) if self._saver else 0
+        if not self._saver:
+            return 0
+        return sum(self._awake(rank).values()) - (rank.state.weights if self._in_place else 0)
 
     def _offloaded(self, rank: Rank) -> int:
         offloads = self._spec.training.optimizer.host_offload

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rljob_api import RLJob
+from rljob_api import RLJob, derived
 from rljob_api.spec import MemorySaverMode, Recompute, RLJobSpec
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_worker.errors import UserError
@@ -117,6 +117,8 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
             _halved(spec.weight_sync.bucket_bytes, _SMALLEST_BUCKET_BYTES),
             "a slower weight hand-over",
         ),
+        [Change("weightSync.transport", "Auto", "a slower weight hand-over, through staging slots")]
+        * (not derived.has_slots(spec)),
         _host_memory(plan),
         [Change("memorySaver.mode", "preload", "the trainer sleeps; seconds a step to switch")]
         * (spec.memory_saver.mode is MemorySaverMode.OFF),

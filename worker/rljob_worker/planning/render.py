@@ -14,6 +14,7 @@ from rljob_worker.planning.tables import KEPT_FREE, MemoryPlan, MemoryTable, Pha
 
 _ORDER = (
     "weights",
+    "shared weights",
     "gradients",
     "optimizer",
     "critic",

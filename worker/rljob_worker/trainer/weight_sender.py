@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
+from rljob_worker.errors import UserError
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
@@ -29,11 +30,16 @@ class WeightSender:
         spec: the job.
         device: this rank's.
         route: to the engines; None: nobody takes weights.
+
+    Raises:
+        UserError: the route is in place, and cannot serve these weights; names a tensor.
     """
 
     def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, route: Route | None) -> None:
         self._backend, self._spec, self._device, self._route = backend, spec, device, route
         self._sync: WeightSyncTrainer | None = None
+        if route is not None and route.in_place:
+            _check_in_place(backend, spec)
 
     def send(self, version: int, seconds: float) -> TrainerReport:
         """Hand the weights to this host's engines, or to all, under a version within so many seconds; collective.
@@ -71,8 +77,9 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, route
     per_node = derived.trainers_per_node(spec)
     layout = backend.layout
     # Replicas are counted among the nodes that hold them, so that one replica's pieces there are primary.
-    pieces = [piece for piece in backend.pieces(layout.among_replicas(per_node)) if piece.primary]
-    mine = [piece.place for piece in pieces]
+    held = backend.pieces(layout.among_replicas(per_node))
+    primary = [piece for piece in held if piece.primary]
+    mine = [piece.place for piece in primary]
     everyone: list[list[TensorSlice]] = [mine]
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
@@ -86,14 +93,31 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, route
         dtype=backend.sync_dtype,
         engines=route.engines(derived.engines_per_node(spec)),
         bucket_bytes=spec.weight_sync.bucket_bytes,
-        slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
+        slice_bytes=None if device.own_memory or route.in_place else HOST_SLICE_BYTES,
     )
     exchange = None
     if device.own_memory or count > 1:
         group = _process_group(backend, groups)
         if layout.rank in neighbours:
             exchange = Exchange(device, neighbours, partial(_staging, backend, device), group, node)
+    # An engine's device has equal parameters in the place of those that another device's trainer sends.
+    pieces = held if route.in_place else primary
     return WeightSyncTrainer(pieces, plan, trainer=layout.rank, route=route, exchange=exchange)
+
+
+def _check_in_place(backend: TrainerBackend, spec: RLJobSpec) -> None:
+    """UserError where engines cannot copy from this rank's parameters."""
+    layout, at = backend.layout, "spec.weightSync.transport: InPlace"
+    if layout.nodes_of_replica(derived.trainers_per_node(spec)) > 1:
+        raise UserError(f"{at}: a copy of the model lies on several nodes; allowed: Auto, or a layout within a node")
+    for piece in backend.pieces(layout):
+        if piece.view is None:
+            wrong = "lies in several places of a parameter, and is put together to be handed over"
+        elif (dtype := piece.view().dtype) != backend.sync_dtype:
+            wrong = f"is {dtype} in the trainer, and {backend.sync_dtype} in engines"
+        else:
+            continue
+        raise UserError(f"{at}: {piece.hf_name} {wrong}; allowed: Auto")
 
 
 def _staging(backend: TrainerBackend, device: Device, nbytes: int) -> torch.Tensor:

@@ -100,6 +100,14 @@ class HostParties:
         value: _DeviceFile = json.loads(text)
         return value["handles"]
 
+    def publish_memory(self, owner: str, text: str) -> None:
+        """Write where the parameters of a trainer, or of the one on a device, are."""
+        write_whole(self._folder / _memory_file(owner), text, durable=False)
+
+    def find_memory(self, owner: str, deadline: float) -> str:
+        """Wait for that until `deadline`; WeightSyncError when it does not come."""
+        return self._read(_memory_file(owner), deadline, f"{owner} has shared no parameters")
+
     def _write(self, name: str, value: object) -> None:
         write_whole(self._folder / name, json.dumps(value), durable=False)
 
@@ -130,7 +138,15 @@ class _Sockets:
 
 
 def _device_file(identity: str) -> str:
-    return f"device-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    return f"device-{_digest(identity)}.json"
+
+
+def _memory_file(owner: str) -> str:
+    return f"memory-{_digest(owner)}.json"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

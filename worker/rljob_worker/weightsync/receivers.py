@@ -6,7 +6,7 @@ from rljob_worker.devices import Device
 from rljob_worker.weightsync.meeting import NetworkParties
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
 from rljob_worker.weightsync.route import Carrier, MakeCarrier, Place
-from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.slots import Arrived, InSlots, Slots
 
 
 class HostReceiver:
@@ -15,6 +15,7 @@ class HostReceiver:
     def __init__(self, slots: Slots) -> None:
         """With slots that this worker shares with the trainers."""
         self.slots = slots
+        self.arrived: Arrived = InSlots(slots)
 
     def join(self, plan: SyncPlan, engine: int, worker: int, version: int, anew: bool, deadline: float) -> None:
         """Nothing to take part in."""
@@ -36,6 +37,7 @@ class NetworkReceiver:
     def __init__(self, make_carrier: MakeCarrier, parties: NetworkParties, device: Device, slots: Slots) -> None:
         """With slots of this worker's own."""
         self.slots = slots
+        self.arrived: Arrived = InSlots(slots)
         self._make_carrier, self._parties, self._device = make_carrier, parties, device
         self._carrier: Carrier | None = None
 

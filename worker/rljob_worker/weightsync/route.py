@@ -20,7 +20,7 @@ from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox
 from rljob_worker.weightsync.meeting import NetworkParties, Parties
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
-from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.slots import Arrived, Held, Slots
 
 
 class Route(Protocol):
@@ -29,6 +29,11 @@ class Route(Protocol):
     @property
     def delivers(self) -> bool:
         """Whether engines have slots of their own, to which the first sending trainer brings each bucket."""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Whether engines copy from the trainers' own parameters, whole modules at a time."""
         ...
 
     def engines(self, on_node: int) -> int:
@@ -51,11 +56,11 @@ class Route(Protocol):
         """A process's way to the others."""
         ...
 
-    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None) -> Sender:
+    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None, held: Held) -> Sender:
         """A trainer's end. The first sending trainer makes what the others look for.
 
         Raises:
-            WeightSyncError: no room for the slots.
+            WeightSyncError: no room for the slots, or a parameter cannot be shared.
             OSError: the port of the store is taken.
             ValueError: the folder's path is too long for a socket.
         """
@@ -91,6 +96,11 @@ class Sender(Protocol):
         """Whether this rank brings filled buckets to engines with slots of their own."""
         ...
 
+    @property
+    def spreads(self) -> bool:
+        """Whether ranks of an exchange bring each other's pieces into their slots."""
+        ...
+
     def slots(self, deadline: float) -> Slots:
         """The slots that this rank writes into; WeightSyncError when the rank that makes them has not by `deadline`."""
         ...
@@ -122,6 +132,7 @@ class Receiver(Protocol):
     """The end of one worker of an engine."""
 
     slots: Slots
+    arrived: Arrived
 
     def join(self, plan: SyncPlan, engine: int, worker: int, version: int, anew: bool, deadline: float) -> None:
         """Take part in what brings the buckets here; collective over the workers of all engines.

@@ -18,14 +18,15 @@ from rljob_api.spec import WeightTransport
 from rljob_worker.devices import Device
 from rljob_worker.weightsync.broadcast import ROOT, Broadcast
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
+from rljob_worker.weightsync.in_place import InPlaceReceiver, InPlaceSender
 from rljob_worker.weightsync.meeting import HostParties, NetworkMeeting, NetworkParties
 from rljob_worker.weightsync.plan import SyncPlan
 from rljob_worker.weightsync.receivers import HostReceiver, NetworkReceiver
-from rljob_worker.weightsync.route import Carrier, Place, Route
+from rljob_worker.weightsync.route import Carrier, Place, Receiver, Route, Sender
 from rljob_worker.weightsync.senders import HostSender, NetworkSender
 from rljob_worker.weightsync.shared_disk import SharedDisk
 from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
-from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
+from rljob_worker.weightsync.slots import SLOT_COUNT, Held, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class HostRoute:
     @property
     def delivers(self) -> bool:
         """False: a filled slot is where the engines read it."""
+        return False
+
+    @property
+    def in_place(self) -> bool:
+        """False: they copy from slots."""
         return False
 
     def engines(self, on_node: int) -> int:
@@ -54,11 +60,11 @@ class HostRoute:
         """Parties of this host."""
         return HostParties(self.folder)
 
-    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None) -> HostSender:
+    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None, held: Held) -> Sender:
         """See `Route`."""
         return HostSender(self.parties(), trainer, plan, exchange)
 
-    def make_receiver(self, device: Device, names: Sequence[str], slot_bytes: int, deadline: float) -> HostReceiver:
+    def make_receiver(self, device: Device, names: Sequence[str], slot_bytes: int, deadline: float) -> Receiver:
         """See `Route`."""
         if not device.own_memory:
             return HostReceiver(SharedMemory.attach(names, slot_bytes))
@@ -67,6 +73,24 @@ class HostRoute:
     def to_json(self) -> str:
         """Text that `route_from` reads."""
         return json.dumps({"kind": type(self).__name__, **asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceRoute(HostRoute):
+    """No slots: engines of the host copy from the trainers' own parameters, each device's from those that are there."""
+
+    @property
+    def in_place(self) -> bool:
+        """True."""
+        return True
+
+    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None, held: Held) -> InPlaceSender:
+        """See `Route`."""
+        return InPlaceSender(self.parties(), trainer, plan, exchange, held)
+
+    def make_receiver(self, device: Device, names: Sequence[str], slot_bytes: int, deadline: float) -> InPlaceReceiver:
+        """See `Route`."""
+        return InPlaceReceiver(self.parties(), device, deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +115,11 @@ class NetworkRoute(ABC):
         """True: each engine's worker has slots of its own."""
         return True
 
+    @property
+    def in_place(self) -> bool:
+        """False: nobody else sees the trainers' memory."""
+        return False
+
     def engines(self, on_node: int) -> int:
         """All that meet there."""
         return self.meeting.engines
@@ -109,7 +138,7 @@ class NetworkRoute(ABC):
         """Parties of all hosts."""
         return NetworkParties(self.meeting)
 
-    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None) -> NetworkSender:
+    def make_sender(self, trainer: int, plan: SyncPlan, exchange: Exchange | None, held: Held) -> NetworkSender:
         """See `Route`."""
         return NetworkSender(self.carrier, self.parties(), trainer, plan, exchange)
 
@@ -166,6 +195,14 @@ class DiskRoute(NetworkRoute):
         return SharedDisk(Path(self.folder), version, place.slots, deadline, first=place.member == ROOT)
 
 
+_HOST_ROUTES = {WeightTransport.AUTO: HostRoute, WeightTransport.IN_PLACE: InPlaceRoute}
+
+
+def host_route(transport: WeightTransport) -> type[HostRoute]:
+    """The route of a transport between trainers and engines of one host."""
+    return _HOST_ROUTES.get(transport, HostRoute)
+
+
 _NETWORK_ROUTES = {
     WeightTransport.AUTO: f"{__name__}:BroadcastRoute",
     WeightTransport.DISK: f"{__name__}:DiskRoute",
@@ -188,7 +225,8 @@ def route_from(text: str) -> Route:
     """The route that `to_json` wrote."""
     values: dict[str, object] = json.loads(text)
     name = values.pop("kind")
-    if name == HostRoute.__name__:
-        return TypeAdapter(HostRoute).validate_python(values)
+    for kind in _HOST_ROUTES.values():
+        if name == kind.__name__:
+            return TypeAdapter(kind).validate_python(values)
     (path,) = [path for path in _NETWORK_ROUTES.values() if path.endswith(f":{name}")]
     return TypeAdapter(_loaded(path)).validate_python(values)

@@ -16,10 +16,14 @@ from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.slots import Slots
 
 
-class _Sender:
+class MeetingSender:
     """Common to all routes: the first sending trainer tells the plan, and makes the slots in host memory."""
 
-    def __init__(self, parties: Parties, trainer: int, plan: SyncPlan, own: Slots | None) -> None:
+    spreads = True
+
+    def __init__(
+        self, parties: Parties, trainer: int, plan: SyncPlan, own: Slots | None, names: tuple[str, ...] = ()
+    ) -> None:
         """Meet the others.
 
         Args:
@@ -27,6 +31,7 @@ class _Sender:
             trainer: this rank's number in the plan.
             plan: as the engines see it.
             own: slots that this rank alone writes into; None: all ranks write into those of the first.
+            names: what tells `own` from others', where they have no names.
         """
         self.mailbox: Mailbox | None = None
         self._parties, self._plan, self._slots = parties, plan, own
@@ -38,7 +43,6 @@ class _Sender:
         peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
         self.mailbox = parties.mailbox(trainer_name(trainer), peers)
         if first:
-            names: tuple[str, ...] = ()
             if self._slots is None:
                 self._slots = shared = SharedMemory.create(parties.run_name, plan.slot_bytes)
                 names = shared.names
@@ -61,7 +65,7 @@ class _Sender:
             self._slots.close()
 
 
-class HostSender(_Sender):
+class HostSender(MeetingSender):
     """Sender where engines see the slots that trainers write."""
 
     delivers = False
@@ -80,7 +84,7 @@ class HostSender(_Sender):
         """Nothing: slots stay as they are."""
 
 
-class NetworkSender(_Sender):
+class NetworkSender(MeetingSender):
     """Sender where engines have slots of their own: the first sending trainer brings each bucket there."""
 
     def __init__(

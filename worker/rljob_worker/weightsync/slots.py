@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 
 from rljob_worker.devices.checksum import BegunChecksum
+from rljob_worker.tensor_slice import Part
+from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor
 
 SLOT_COUNT = 2
 Checksum = int | BegunChecksum
@@ -91,6 +93,75 @@ class Slots(Protocol):
     def close(self) -> None:
         """Give the slots back; nothing the second time."""
         ...
+
+
+class Held(Protocol):
+    """The parameters of a rank."""
+
+    addresses: list[int]
+    """Addresses of those that it sends, as they were found last."""
+
+    def look_for_parameters(self) -> None:
+        """Find the addresses again."""
+        ...
+
+    def view(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor | None:
+        """A piece's data as a view of a parameter, whichever rank sends it; its first dimension may be several.
+
+        None: this rank does not hold it, or not as a view.
+        """
+        ...
+
+
+class Arrived(Protocol):
+    """The tensors of a bucket that has come to a worker of an engine."""
+
+    def pieces(self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The pieces of a tensor; the first dimension of one may be several.
+
+        On `meta`: a piece that does not come to this worker.
+        """
+        ...
+
+    def whole(self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """All of its pieces as one contiguous tensor of its shape."""
+        ...
+
+    def copies(
+        self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype, part: Part, target: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Sources and places, of one shape each, that make `target` that part of the tensor."""
+        ...
+
+    def stays(self, tensor: PlacedTensor) -> bool:
+        """Whether `whole` is the same memory in each sync."""
+        ...
+
+
+class InSlots:
+    """`Arrived` in slots."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def pieces(self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype) -> list[torch.Tensor]:
+        """See `Arrived`."""
+        whole = self.whole(bucket, tensor, dtype)
+        return [piece.part.of(whole) for piece in tensor.pieces]
+
+    def whole(self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """See `Arrived`."""
+        return self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, dtype, tensor.shape)
+
+    def copies(
+        self, bucket: Bucket, tensor: PlacedTensor, dtype: torch.dtype, part: Part, target: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """See `Arrived`."""
+        return [(part.of(self.whole(bucket, tensor, dtype)), target)]
+
+    def stays(self, tensor: PlacedTensor) -> bool:
+        """True: it is a view of a slot."""
+        return True
 
 
 def view_of(slot: torch.Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

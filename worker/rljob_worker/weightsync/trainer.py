@@ -67,27 +67,28 @@ class HeldPieces:
 
     def __init__(self, number: int, pieces: Sequence[Piece], plan: SyncPlan) -> None:
         self.number = number
-        held: dict[str, list[Piece]] = {}
+        self._held: dict[str, list[Piece]] = {}
         for piece in pieces:
-            held.setdefault(piece.place.hf_name, []).append(piece)
+            self._held.setdefault(piece.place.hf_name, []).append(piece)
         self._sources = {
-            (tensor.name, tensor.first, piece.part): self._source(tensor, piece, held.get(tensor.name, ()))
+            (tensor.name, tensor.first, piece.part): self._source(tensor, piece)
             for bucket in plan.buckets
             for tensor, piece in bucket.pieces_of(number)
         }
         self._last: tuple[Piece, torch.Tensor] | None = None
         holders = {id(holder): holder for holder, _ in self._sources.values()}
         self._places = [holder.address for holder in holders.values()]
-        self._addresses: list[int] = []
+        self.addresses: list[int] = []
+        """Addresses of the parameters when they were looked for last."""
         self.kept: dict[int, Share] = {}
         """Bucket -> what this rank writes into it, where that is found once for all syncs."""
 
     def look_for_parameters(self) -> None:
         """Find everything again when a parameter is no longer where it was."""
         addresses = [place() for place in self._places]
-        if addresses != self._addresses:
+        if addresses != self.addresses:
             self.kept.clear()
-            self._addresses = addresses
+            self.addresses = addresses
 
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
         """A piece's data; its first dimension may be several, where the parameter has its rows in groups."""
@@ -108,12 +109,20 @@ class HeldPieces:
             return True
         return self.read(tensor, piece).untyped_storage().data_ptr() == holder.view().untyped_storage().data_ptr()
 
+    def view(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor | None:
+        """See `slots.Held`."""
+        for holder in self._held.get(tensor.name, ()):
+            rows = tensor.rows_in(piece, holder.place.part)
+            if holder.view is not None and rows == slice(0, holder.place.shape[0]):
+                return holder.view()
+        return None
+
     def forget(self) -> None:
         """Drop what was read last: it is no view of the parameter, which will change."""
         self._last = None
 
-    def _source(self, tensor: PlacedTensor, piece: PlacedPiece, held: Sequence[Piece]) -> tuple[Piece, slice]:
-        for holder in held:
+    def _source(self, tensor: PlacedTensor, piece: PlacedPiece) -> tuple[Piece, slice]:
+        for holder in self._held.get(tensor.name, ()):
             rows = tensor.rows_in(piece, holder.place.part)
             if rows is not None:
                 return holder, rows
@@ -134,6 +143,9 @@ class WeightSyncTrainer:
     `update_weights` returns at once. On accelerators each rank fills the slots of its own device, with the other ranks'
     pieces too, and `update_weights` is collective. So it is where a model's pieces lie on several hosts: each host's
     slots get those of the others too, and its first trainer reports them to the engines there.
+
+    Without slots, engines copy from the parameters, which each rank shares when it is made: what it fills is summed
+    alone.
 
     Where the route delivers, the engines have slots of their own: the first sending trainer brings each bucket to them
     once it is filled.
@@ -166,7 +178,7 @@ class WeightSyncTrainer:
         self.exchange = exchange
         self.rank = HeldPieces(trainer, pieces, self.whole_plan)
         self.delivers = route.delivers
-        self.end = route.make_sender(trainer, self.plan, exchange)
+        self.end = route.make_sender(trainer, self.plan, exchange, self.rank)
         self._last_version: int | None = None
 
     def update_weights(self, version: int, deadline: float) -> TrainerReport:
@@ -263,7 +275,8 @@ class _Update:
                 digests = self._fill(whole)
             with self._agreeing():
                 if self._exchange is not None:
-                    self._broadcast(whole, self._exchange)
+                    if self._end.spreads:
+                        self._broadcast(whole, self._exchange)
                     digests = self._exchange.digests(digests)
         if self._over_network:
             with self._agreeing():

@@ -32,7 +32,7 @@ from rljob_worker.weightsync.messages import (
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.route import Receiver, Route
 from rljob_worker.weightsync.routes import route_from
-from rljob_worker.weightsync.slots import SLOT_COUNT, Batch, Checksum, Digest, Move
+from rljob_worker.weightsync.slots import Batch, Checksum, Digest, Move
 from rljob_worker.weightsync.vllm_adapters import AdapterPlaces
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Owner, Places, Taken
 
@@ -152,7 +152,8 @@ class Landing:
         """Whether a tensor goes where it is computed with, by copies out of the slot alone."""
         modules = self._layout.owners[tensor.name]
         in_place = all(module.lands_in_place() and not module.fills for module in modules)
-        return in_place and not self._gathers(tensor)
+        one_place = self._layout.taken.get(tensor.name) is not None or self._receiver.arrived.stays(tensor)
+        return in_place and one_place and not self._gathers(tensor)
 
     def _gathers(self, tensor: PlacedTensor) -> bool:
         """Whether all rows of it have to be there before any is copied."""
@@ -202,10 +203,17 @@ class Landing:
         numbers = iter(self._plan.group_of[bucket.index][self._first_piece(bucket, tensors[0]) :])
         wanted = self._taken(bucket)
         for tensor in tensors:
-            for moves in self._moves(bucket.index, tensor):
+            for moves in self._moves(bucket, tensor):
                 number = next(numbers)
-                if wanted.groups[number]:
-                    yield from ((number, move) for move in moves)
+                if not wanted.groups[number]:
+                    continue
+                for move in moves:
+                    if any(each is not None and each.is_meta for each in (move.source, move.summed)):
+                        raise WeightSyncError(
+                            f"version {self.version}: this worker's part of {tensor.name} is not in the memory of the "
+                            "trainer on its device"
+                        )
+                    yield number, move
 
     def _first_piece(self, bucket: Bucket, tensor: PlacedTensor) -> int:
         return sum(len(each.pieces) for each in bucket.tensors[: bucket.tensors.index(tensor)])
@@ -228,29 +236,33 @@ class Landing:
         part = self._layout.part(tensor.name, tensor.first, tensor.shape[0])
         return part is None or part.misses(piece.part)
 
-    def _moves(self, bucket: int, tensor: PlacedTensor) -> list[list[Move]]:
+    def _moves(self, bucket: Bucket, tensor: PlacedTensor) -> list[list[Move]]:
         """Copies and sums for each piece of a tensor."""
-        here = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-        pieces = [piece.part.of(here) for piece in tensor.pieces]
+        dtype = self._plan.torch_dtype
+        pieces = self._receiver.arrived.pieces(bucket, tensor, dtype)
         if self._layout.taken.get(tensor.name) is not None:
             part, target = self._layout.place(tensor.name, tensor.first, tensor.shape[0])
         elif self._gathers(tensor):
-            part, target = Part(), self._stage(tensor, here)
+            part, target = Part(), self._stage(tensor, pieces[0])
         else:
+            here = self._receiver.arrived.whole(bucket, tensor, dtype)
             copies = [Move(source, place, None) for source, place in self._layout.pairs(tensor.name, here)]
             first, *others = [[Move(None, None, piece)] for piece in pieces]
             return [[*copies, *first], *others]
-        moves, whole = [], None
+        moves, copied = [], False
         for placed, piece in zip(tensor.pieces, pieces, strict=True):
             taken = part is not None and not part.misses(placed.part)
             place = part.place_of(placed.part, target) if part is not None and taken else None
-            if place is not None and place.dtype == here.dtype:
+            if place is not None and place.dtype == dtype:
+                if piece.dim() > place.dim():
+                    place = place.unflatten(0, piece.shape[: piece.dim() - place.dim() + 1])
                 moves.append([Move(piece, place, place)])
                 continue
             moves.append([Move(None, None, piece)])
-            if taken and whole is None and part is not None:
-                whole = Move(part.of(here), target, None)
-                moves[-1].insert(0, whole)
+            if taken and not copied and part is not None:
+                copied = True
+                pairs = self._receiver.arrived.copies(bucket, tensor, dtype, part, target)
+                moves[-1] = [*(Move(source, at, None) for source, at in pairs), *moves[-1]]
         return moves
 
     def _stage(self, tensor: PlacedTensor, here: torch.Tensor) -> torch.Tensor:
@@ -265,12 +277,9 @@ class Landing:
         summed: list[torch.Tensor | None] = []
         for tensor in bucket.tensors:
             if self._stays(tensor):
-                summed += [moves[-1].summed for moves in self._moves(bucket.index, tensor)]
+                summed += [moves[-1].summed for moves in self._moves(bucket, tensor)]
             else:
-                here = self._slots.tensor(
-                    bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape
-                )
-                summed += [piece.part.of(here) for piece in tensor.pieces]
+                summed += self._receiver.arrived.pieces(bucket, tensor, self._plan.torch_dtype)
         return self._slots.checksums([self._slots.landing([Move(None, None, each)]).run() for each in summed])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +12,18 @@ import torch.distributed as dist
 from torch.distributed import DeviceMesh
 
 from rljob_api import derived
-from rljob_api.spec import CriticSpec, LoraSpec, OptimizerSpec, Precision, Recompute, RLJobSpec, TrainingSpec
+from rljob_api.spec import (
+    CriticSpec,
+    LoraSpec,
+    OptimizerSpec,
+    Precision,
+    Recompute,
+    RLJobSpec,
+    TrainingSpec,
+    WeightTransport,
+)
 from rljob_worker.devices import Device
-from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
+from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters, freeze
 from rljob_worker.models.checkpoint_views import CheckpointView, called_as, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
@@ -136,7 +145,7 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
     saved_views = canonical if training.lora is None else adapter_views(model)
     pictures = PictureFacts.of_folder(model_folder) if tower(model) else None
     sharded = _sharded(model, joined, training, dtype if training.lora is None else None, pictures=pictures)
-    shards = place_shards(model, joined.region, joined.device.torch_device)
+    shards = place_shards(model, _policy_region(joined, spec), joined.device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
     adapters = None
     if training.lora is not None:
@@ -199,6 +208,17 @@ def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> t
     shards = place_shards(model, nullcontext, joined.device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, joined.layout), files)
     return sharded, shards
+
+
+def _policy_region(joined: Joined, spec: RLJobSpec) -> Region:
+    """The context in which the policy's rows are made: the memory saver's, unless engines copy from them."""
+    if spec.weight_sync.transport is not WeightTransport.IN_PLACE:
+        return joined.region
+
+    def region(_tag: str) -> AbstractContextManager[object]:
+        return shareable(joined.device, joined.memory)
+
+    return region
 
 
 def _attention(device: Device) -> str:

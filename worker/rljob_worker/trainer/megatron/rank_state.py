@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api import derived
-from rljob_api.spec import CriticSpec, Precision, RLJobSpec, TrainingSpec
+from rljob_api.spec import CriticSpec, Precision, RLJobSpec, TrainingSpec, WeightTransport
 from rljob_worker.devices import Device
-from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
+from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.value_model import value_config
 from rljob_worker.models.weight_files import tensor_files
@@ -112,7 +112,8 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
     config = ModelConfig.from_hf(model_folder)
     load = partial(load_hf_weights, folder=model_folder)
     replay = spec.rollout.router_replay
-    return _built(joined, spec.training, device, config, model_folder, load, router_replay=replay)
+    shared = spec.weight_sync.transport is WeightTransport.IN_PLACE
+    return _built(joined, spec.training, device, config, model_folder, load, router_replay=replay, shared=shared)
 
 
 def build_critic_state(
@@ -144,6 +145,7 @@ def _built(
     load: Callable[[list[Piece]], None],
     *,
     router_replay: bool = False,
+    shared: bool = False,
     stem: str = POLICY,
 ) -> RankState:
     from rljob_worker.trainer.megatron.models.build import build_gpt_model
@@ -164,7 +166,7 @@ def _built(
     )
     region: Region = nullcontext if memory is None else memory.region
     ddp = wrap_model(model)
-    parameters = move_buffers(ddp, region, device.empty_cache)
+    parameters = move_buffers(ddp, region, device.empty_cache, partial(shareable, device, memory) if shared else None)
     load(local_pieces(ddp.module, config, layout))
     optimizer = build_optimizer(ddp, training, device.process_group_backend)
     offload = training.optimizer.host_offload
