@@ -35,9 +35,8 @@ def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | 
     """
     document, source = _read(manifest)
     if not isinstance(document, dict):
-        raise ManifestError(
-            [Problem("", "is no mapping", "an RLJob: apiVersion, kind, metadata, spec", document)], source
-        )
+        wrong, value = ("is empty", ABSENT) if document is None else ("is no mapping", document)
+        raise ManifestError([Problem("", wrong, "an RLJob: apiVersion, kind, metadata, spec", value)], source)
     if overrides:
         document = apply_overrides(document, overrides)
     return _check(document, source)
@@ -73,8 +72,10 @@ def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:
         return parse_yaml(str(manifest) if is_text else read_text(Path(manifest))), source
     except FileNotFoundError:
         raise ManifestError([Problem("", "there is no such file")], source) from None
+    except IsADirectoryError:
+        raise ManifestError([Problem("", "is a folder", "a file with an RLJob")], source) from None
     except OSError as error:
-        raise ManifestError([Problem("", f"cannot be read: {error}")], source) from None
+        raise ManifestError([Problem("", f"cannot be read: {error.strerror}")], source) from None
     except YamlError as error:
         raise ManifestError([Problem("", str(error))], source) from None
 

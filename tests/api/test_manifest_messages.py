@@ -168,8 +168,8 @@ def test_the_error_names_the_file_and_counts(tmp_path: Path) -> None:
         ("a: 1\n\tb: 2\n", "line 2, column 1: "),
         ("a: 1\n---\nb: 2\n", "2 documents; one is expected"),
         ("- 1\n- 2\n", "[1, 2]: is no mapping; allowed: an RLJob: apiVersion, kind, metadata, spec"),
-        ("# nothing\n", "null: is no mapping; allowed: "),
-        ("", "null: is no mapping; allowed: "),
+        ("# nothing\n", "is empty; allowed: "),
+        ("", "is empty; allowed: "),
         ("a: !!python/object:os.system x\n", "line 1, column 4: "),
     ],
 )
@@ -182,7 +182,7 @@ def test_text_that_is_no_manifest(text: str, message: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(tmp_path / "none.yaml") == ["there is no such file"]
     assert problems(str(tmp_path / "none.yaml")) == ["there is no such file"]
-    assert problems(tmp_path)[0].startswith("cannot be read: ")
+    assert problems(tmp_path) == ["is a folder; allowed: a file with an RLJob"]
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert problems(tmp_path / "binary.yaml")[0].startswith("cannot be read: ")
 

@@ -44,7 +44,8 @@ def _metrics(spec: Any) -> Iterator[Finding]:
             yield Finding((*at, "metric"), *fault)
     if spec.early_stop is not None and spec.early_stop.after_step >= spec.steps:
         wrong = f"is no step before the last of the job's {spec.steps}"
-        yield Finding(("earlyStop", "afterStep"), wrong, f"0 to {spec.steps - 1}")
+        without = "or no early stop: --set spec.earlyStop=null"
+        yield Finding(("earlyStop", "afterStep"), wrong, f"0 to {spec.steps - 1}, {without}")
 
 
 def _held_out(spec: Any, metric: str) -> tuple[str, str] | None:

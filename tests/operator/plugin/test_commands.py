@@ -660,6 +660,12 @@ def test_what_is_wrong_with_a_kubeconfig(
     assert "no context 'prod'" in run("status", NAME, "--context", "prod")[2]
     assert "there are: test" in run("status", NAME, "--context", "prod")[2]
     assert "there is no kubeconfig at /nowhere" in run("status", NAME, "--kubeconfig", "/nowhere")[2]
+    folder = run("status", NAME, "--kubeconfig", str(tmp_path))[2]
+    assert f"{tmp_path}: a folder, not a file; name a kubeconfig with --kubeconfig or KUBECONFIG" in folder
+    (tmp_path / "other").write_text("apiVersion: v1")
+    assert (
+        "other has no contexts: is it a kubeconfig?" in run("status", NAME, "--kubeconfig", str(tmp_path / "other"))[2]
+    )
     (tmp_path / "odd").write_text("[1, 2]")
     assert "is no kubeconfig" in run("status", NAME, "--kubeconfig", str(tmp_path / "odd"))[2]
     (tmp_path / "broken").write_text("{")

@@ -81,7 +81,7 @@ def test_what_is_no_file_of_text(what: str, message: str, capsys: pytest.Capture
         (b"a: &a [*a]\n", "line 1, column 8: *a stands inside what it repeats"),
         (b"  a: b\n" * 1_500_000, "has more than 1 MiB, which is no manifest"),
         (b"a: \xed\xa0\x80\n", "standard input is not UTF-8"),
-        (b"", "null: is no mapping; allowed: an RLJob"),
+        (b"", "is empty; allowed: an RLJob"),
     ],
 )
 def test_standard_input(

@@ -95,6 +95,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "loop.py").symlink_to("loop.py")
     shutil.copy(JOB, folder / "beside.yaml")
     shutil.copytree(OLD_RUN, folder / "old")
+    shutil.copytree(OLD_RUN, folder / "several" / "a run")
+    (folder / "sampled" / "trajectories").mkdir(parents=True)
+    (folder / "sampled" / "trajectories" / "step-000012.jsonl.gz").touch()
     return folder
 
 
@@ -143,7 +146,7 @@ def code(tests: str) -> list[str]:
 
 
 SWEEP = ["--sweep", "spec.steps=1,2", "--output"]
-NO_FILE = "is no file, but a pipe, device or folder"
+NO_FILE = "is a pipe or device, not a file"
 WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub"
 OF_RUN: list[tuple[list[str], str]] = [
     # --- model ---------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ OF_RUN: list[tuple[list[str], str]] = [
 OF_CONFIG = [
     ("config pipe", f"%/config pipe/config.json: cannot be read: {NO_FILE}"),
     ("config device", f"%/config device/config.json: cannot be read: {NO_FILE}"),
-    ("config folder", f"%/config folder/config.json: cannot be read: {NO_FILE}"),
+    ("config folder", "%/config folder/config.json: cannot be read: is a folder, not a file"),
     ("config torn", "%/config torn/config.json: not valid JSON"),
     ("llama", '%/llama/config.json: model_type: "llama": is not built; allowed: qwen2, qwen3, qwen3_moe, qwen3_5'),
     ("no type", "%/no type/config.json: model_type: null: is not built"),
@@ -322,9 +325,11 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     ),
     (["validate", "%/pipe.yaml"], "%/pipe.yaml: 1 problem\n  is a pipe that was not written to its end within 1.5 s"),
     (["validate", "%/device"], "%/device: 1 problem\n  is neither a file nor a pipe"),
-    (["validate", "%/loop"], "%/loop: 1 problem\n  cannot be read: [Errno 40]"),
-    (["validate", "%/nothing"], "%/nothing: 1 problem\n  cannot be read: [Errno 21]"),
-    (["validate", LONG], f"{LONG}: 1 problem\n  cannot be read: [Errno 36]"),
+    (["validate", "%/loop"], "%/loop: 1 problem\n  cannot be read: Too many levels of symbolic links"),
+    (["validate", "%/nothing"], "%/nothing: 1 problem\n  is a folder; allowed: a file with an RLJob"),
+    (["validate", "%/empty.jsonl"], "%/empty.jsonl: 1 problem\n  is empty; allowed: an RLJob"),
+    (["validate", ""], "argument JOB.yaml: is empty; name a file"),
+    (["validate", LONG], f"{LONG}: 1 problem\n  cannot be read: File name too long"),
     (["validate", JOB, "--set", ""], "--set : has no '='; allowed: PATH=VALUE"),
     (["validate", JOB, "--set", "=3"], "--set =3: has no path"),
     (["validate", JOB, "--set", "spec..steps=3"], "the path is malformed at '..steps'"),
@@ -335,20 +340,31 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["plan", JOB, "--device-memory", "1e999"], "--device-memory: '1e999' is no amount of memory"),
     (["plan", JOB, "--device-memory", "9" * 40 + "Gi"], "is no amount of memory"),
     (["plan", JOB, "--node-memory", "much"], "--node-memory: 'much' is no amount of memory"),
-    (["plan", JOB, "--model", "%/nowhere"], "%/nowhere/config.json: no such file"),
-    (["plan", JOB, "--model", "%/text.txt"], "%/text.txt/config.json: no such file"),
-    (["plan", JOB, "--model", "%/loop"], "%/loop/config.json: cannot be read: Too many levels of symbolic links"),
+    (["plan", JOB, "--model", "%/nowhere"], "--model: %/nowhere: there is no such folder; a folder with the model's"),
+    (
+        ["plan", JOB, "--model", "%/text.txt"],
+        "--model: %/text.txt: is no folder; a folder with the model's config.json",
+    ),
+    (["plan", JOB, "--model", "%/loop"], "--model: %/loop: there is no such folder"),
+    (["plan", JOB, "--model", "%/nothing"], "%/nothing/config.json: no such file; a model folder needs config.json"),
+    (["plan", JOB, "--model", ""], "argument --model: is empty; name a folder"),
     (["plan", JOB, "--model", "%/config pipe"], f"%/config pipe/config.json: cannot be read: {NO_FILE}"),
     (["plan", JOB, *model("/nowhere")], "spec.model.path: /nowhere is not on this machine; give a copy of its config"),
     (["plan", JOB, *model("%/text.txt")], "spec.model.path: %/text.txt is a file"),
     (
         ["import", "verl", "%/pipe"],
-        "%/pipe: is no file, but a pipe, device or folder: a script or",
+        f"%/pipe: {NO_FILE}: a script or",
     ),
-    (["import", "trl", "%/device"], "%/device: is no file, but a pipe, device or folder"),
+    (["import", "trl", "%/device"], f"%/device: {NO_FILE}"),
     (["import", "slime", "%/loop"], "%/loop: Too many levels of symbolic links"),
     (["score", JOB, "--responses", "%/nowhere"], "--responses: %/nowhere: cannot be read: No such file"),
-    (["score", JOB, "--responses", "%/pipe"], "--responses: %/pipe: cannot be read: is no file, but a pipe"),
+    (["score", JOB, "--responses", "%/pipe"], "--responses: %/pipe: cannot be read: is a pipe or device"),
+    (
+        ["score", JOB, "--responses", "%/sampled"],
+        "--responses: %/sampled is a folder; name a file, like %/sampled/trajectories/step-000012.jsonl.gz",
+    ),
+    (["score", JOB, "--responses", "%/nothing"], "--responses: %/nothing is a folder; name a file, trajectories/step-"),
+    (["score", JOB, "--responses", ""], "argument --responses: is empty; name a file"),
     (["score", JOB, "--responses", "%/empty.jsonl"], "--responses: %/empty.jsonl has no responses"),
     (["score", JOB, "--responses", "%/scores.py"], "%/scores.py, line 1: not valid JSON"),
     (["run", JOB, *SWEEP, "%/text.txt"], "--sweep: with spec.steps=1: %/text.txt/01-steps_1: cannot be a run folder"),
@@ -358,8 +374,25 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     ),
     (
         ["run", JOB, "--only", "train", "--from", "%/nothing"],
-        "--from: %/nothing holds no rollout.json: needed is the run",
+        "--from: %/nothing holds no rollout.json; needed is the run folder of `rljob run --only rollout`",
     ),
+    (
+        ["run", JOB, "--only", "train", "--from", "%/nowhere"],
+        "--from: %/nowhere: there is no such folder; needed is the run folder of `rljob run --only rollout`",
+    ),
+    (
+        ["run", JOB, "--only", "train", "--from", "%/text.txt"],
+        "--from: %/text.txt: is no folder; needed is the run folder of `rljob run --only rollout`",
+    ),
+    (
+        ["validate", str(ROOT / "examples" / "evaluation.yaml"), "--set", "spec.steps=5"],
+        "spec.earlyStop.afterStep: 100: is no step before the last of the job's 5; allowed: 0 to 4, or no early stop: "
+        "--set spec.earlyStop=null",
+    ),
+    (["env", "FrozenLake", "--tokenizer", "%/nothing"], "--tokenizer: %/nothing has no tokenizer: none of tokenizer*"),
+    (["env", "FrozenLake", "--tokenizer", "%/text.txt"], "--tokenizer: %/text.txt: is no folder; a model's folder is"),
+    (["env", "%/nothing:Game"], "environment.python: '%/nothing:Game' is of neither form: package.module:Class, FILE"),
+    (["env", "%/nowhere.py:Game"], "environment.python: %/nowhere.py: there is no file %/nowhere.py"),
     (
         ["run", JOB, "--only", "rollout", "--checkpoint", "%/nothing"],
         "--checkpoint: %/nothing is no run folder and no checkpoint of one (step-N)",
@@ -370,7 +403,18 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["doctor", "--wanted", "{"], "--wanted: 1 validation error"),
     (["report", ""], "argument DIR: is empty; name a folder"),
     (["report", LONG], f"{LONG}: File name too long"),
-    (["report", "%/text.txt"], "%/text.txt: is no folder"),
+    (["report", "%/text.txt"], "%/text.txt: is no folder; a run folder is needed"),
+    (["report", "%/several"], "%/several: not a run folder (it has no run.json); it holds 1, of which the last is %/"),
+    (["report", "%/old", "--beside", "%/nowhere"], "--beside: %/nowhere: there is no such folder; a run folder is"),
+    (["view", "%/nothing"], "%/nothing: not a run folder (it has no run.json)"),
+    (["view", "%/old", "--beside", "%/text.txt"], "--beside: %/text.txt: is no folder; a run folder is needed"),
+    (["trace", "%/old", "--output", "%/nothing"], "--output: %/nothing: is a folder; name a file"),
+    (["trace", "%/old", "--output", "%/pipe"], "--output: %/pipe: is a pipe or device; name a file"),
+    (["trace", "%/old", "--output", "%/nowhere/a"], "--output: %/nowhere/a: there is no folder %/nowhere; make it"),
+    (["trace", "%/old", "--output", ""], "argument -o/--output: is empty; name a file"),
+    (["import", "verl", "%/syntax.py", "-o", "%/nowhere/a.yaml"], "--output: %/nowhere/a.yaml: there is no folder"),
+    (["import", "verl", ""], "argument FILE: is empty; name a file"),
+    (["audit", ""], "argument DIR: is empty; name a folder"),
     (["samples", "%/loop"], "%/loop: there is no such folder"),
     (["samples", "%/old", "--step", "-1"], "no trajectories"),
     (["samples", "%/old", "--worst", "-3"], "--worst: -3 is not a number of samples"),

@@ -24,6 +24,7 @@ from rljob_worker.report import build  # noqa: F401  (its libraries take seconds
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
+WRONG = {"folder": "is a folder, not a file"} | dict.fromkeys(("pipe", "device"), "is a pipe or device, not a file")
 COMMANDS = {"report": [], "view": [], "trace": [], "samples": [], "export": ["--to", "exported"]}
 
 
@@ -67,7 +68,7 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, folder: Path) -> s
 def test_run_json(capsys: pytest.CaptureFixture[str], folder: Path, command: str, kind: str) -> None:
     put(folder / "run.json", kind)
     said = refused(capsys, command, folder)
-    assert said == f"rljob: {folder / 'run.json'}: cannot be read: is no file, but a pipe, device or folder\n"
+    assert said == f"rljob: {folder / 'run.json'}: cannot be read: {WRONG[kind]}\n"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_what_else_a_command_reads(
     put(folder / file, kind)
     said = refused(capsys, command, folder)
     assert f"{folder / file}: " in said
-    assert "is no file, but a pipe, device or folder" in said
+    assert WRONG["pipe"] in said
 
 
 @pytest.mark.parametrize(
@@ -114,19 +115,19 @@ def test_data_is_refused_before_the_worker_is_imported(
 
 def test_what_a_driver_reads(folder: Path) -> None:
     put(folder / "steps.jsonl", "pipe")
-    with pytest.raises(JobError, match=r"steps\.jsonl: cannot be read: is no file"):
+    with pytest.raises(JobError, match=r"steps\.jsonl: cannot be read: is a pipe or device"):
         StepLog(folder)
     put(folder / "step-2" / "driver.json", "pipe")
-    with pytest.raises(JobError, match=r"driver\.json: cannot be read: is no file"):
+    with pytest.raises(JobError, match=r"driver\.json: cannot be read: is a pipe or device"):
         Checkpoints(folder, trust_unverified=True).read(2)
     put(folder / "owner.json", "pipe")
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is a pipe or device"):
         Owner.read(folder / "owner.json")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
 def test_what_a_resume_reads(folder: Path, kind: str) -> None:
-    said = r"is no file, but|Too many levels of symbolic links|Is a directory|No such device"
+    said = r"is a pipe or device|is a folder|Too many levels of symbolic links|Is a directory|No such device"
     put(folder / "steps.jsonl", kind)
     with pytest.raises(JobError, match=rf"steps\.jsonl: cannot be read: ({said})"):
         StepLog(folder)

@@ -17,7 +17,7 @@ import xxhash
 from rljob_api import RLJobSpec
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
 from rljob_worker.checkpoints.reader import Found
-from rljob_worker.errors import UserError
+from rljob_worker.errors import UserError, no_folder
 from rljob_worker.host.files import open_file, read_file, write_whole
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def read_half(path: Path) -> HalfJournal:
     Raises:
         UserError: there are none, or they are damaged.
     """
-    folder = path if (path / FILE).exists() else path.parent
+    folder = path.parent if path.is_file() else path
     try:
         content = json.loads(read_file(folder / FILE, _MOST_BYTES))
         checksum = content.pop(_CHECKSUM)
@@ -131,10 +131,9 @@ def read_half(path: Path) -> HalfJournal:
             raise ValueError(f"version {content['version']}, {VERSION} is known")
         origin = Origin(**content["origin"])
         next_ordinals = {int(step): int(one["nextOrdinal"]) for step, one in content["steps"].items()}
-    except FileNotFoundError:
-        raise UserError(
-            f"--from: {path} holds no {FILE}: needed is the run folder of `rljob run --only rollout`"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        wrong = f"{path} holds no {FILE}" if path.is_dir() else no_folder(path)
+        raise UserError(f"--from: {wrong}; needed is the run folder of `rljob run --only rollout`") from None
     except KeyError as error:
         raise UserError(f"--from: {folder / FILE}: damaged: it has no {error}") from None
     except (OSError, TypeError, ValueError, AttributeError, RecursionError) as error:

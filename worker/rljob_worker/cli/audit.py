@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_worker.cli.manifest import folder_name
 from rljob_worker.cli.trust import add_trust_argument, checkpoints_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "checkpoints and trajectories: each prompt was trained on, taken by a filter or is open, exactly once. Exit "
         "code 1 where that is not so, with what is wrong.",
     )
-    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     add_trust_argument(command)
     command.set_defaults(run=run)
 

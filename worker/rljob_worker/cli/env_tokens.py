@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_worker.data.tokenizer import TOKENIZER_FILES
 from rljob_worker.errors import UserError, no_folder
 
 
@@ -36,7 +37,9 @@ class EpisodeTokens:
         from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 
         if not folder.is_dir():
-            raise UserError(f"--tokenizer: {no_folder(folder)}")
+            raise UserError(f"--tokenizer: {no_folder(folder)}; a model's folder is needed")
+        if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+            raise UserError(f"--tokenizer: {folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
         # transformers imports torch, which would ask for a device that is not used.
         os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
         from rljob_worker.data.tokenizer import load_tokenizer

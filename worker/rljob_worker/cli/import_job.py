@@ -10,6 +10,7 @@ from pathlib import Path
 from rljob_api.problems import ManifestError
 from rljob_api.profiles import PROFILES
 from rljob_api.safe_text import visible, visible_line
+from rljob_worker.cli.manifest import file_name, require_writable
 from rljob_worker.errors import UserError
 from rljob_worker.launchers.frameworks import FRAMEWORKS, Imported, import_file
 
@@ -41,8 +42,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("framework", choices=FRAMEWORKS, help="the framework that the file is of")
-    command.add_argument("file", type=Path, metavar="FILE", help="launch script or configuration")
-    command.add_argument("-o", "--output", type=Path, metavar="JOB.yaml", help="a new file for the manifest")
+    command.add_argument("file", type=file_name, metavar="FILE", help="launch script or configuration")
+    command.add_argument("-o", "--output", type=file_name, metavar="JOB.yaml", help="a new file for the manifest")
     command.add_argument(
         "--variable",
         action="append",
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the manifest, and say what is left to do."""
     from rljob_api.wire.exit_codes import ExitCode
 
+    if arguments.output is not None and not arguments.output.exists():
+        require_writable(arguments.output, "--output")
     found = import_file(
         arguments.framework,
         arguments.file,

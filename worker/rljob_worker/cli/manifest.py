@@ -13,6 +13,7 @@ from rljob_api.local_files import resolved
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_api.yaml_text import MAX_BYTES
 from rljob_worker.errors import UserError
+from rljob_worker.host.paths import check_writable_file
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _MOST_BYTES = 2**60
@@ -22,6 +23,7 @@ def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool =
     """The manifest and its overrides."""
     command.add_argument(
         "manifest",
+        type=_manifest_name,
         nargs=None if required else "?",
         metavar="JOB.yaml",
         help="the RLJob manifest; - reads standard input",
@@ -36,6 +38,10 @@ def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool =
     )
 
 
+def _manifest_name(text: str) -> str:
+    return str(file_name(text))
+
+
 def bytes_of(quantity: str, option: str) -> int:
     """Bytes of an option's amount of memory; UserError where it is none."""
     from rljob_api.quantities import to_number
@@ -45,11 +51,26 @@ def bytes_of(quantity: str, option: str) -> int:
     return to_number(quantity)
 
 
+def file_name(text: str) -> Path:
+    """A file of the command line; empty (a variable that is not set) is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a file")
+    return Path(text)
+
+
 def folder_name(text: str) -> Path:
     """A folder of the command line; empty (a variable that is not set) is none."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a folder")
     return Path(text)
+
+
+def require_writable(file: Path, option: str) -> None:
+    """Refuse a file of the command line that cannot be written: a folder, or a name where there is no folder."""
+    try:
+        check_writable_file(file)
+    except OSError as error:
+        raise UserError(f"{option}: {file}: {error.strerror}") from None
 
 
 def read_manifest(arguments: argparse.Namespace) -> RLJob:

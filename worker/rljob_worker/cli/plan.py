@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli.manifest import add_manifest_arguments, bytes_of, read_manifest
-from rljob_worker.errors import UserError
+from rljob_worker.cli.manifest import add_manifest_arguments, bytes_of, folder_name, read_manifest
+from rljob_worker.errors import UserError, no_folder
 
 if TYPE_CHECKING:
     from rljob_api.spec import RLJobSpec
@@ -40,7 +40,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_manifest_arguments(command)
     command.add_argument(
         "--model",
-        type=Path,
+        type=folder_name,
         metavar="FOLDER",
         help="folder with the model's config.json, where spec.model.path is not on this machine",
     )
@@ -87,6 +87,8 @@ def _check_config(spec: RLJobSpec, given: Path | None) -> None:
     from rljob_worker.cli.model_folder import config_problems, local_folder
     from rljob_worker.models.facts import read_hf_config
 
+    if given is not None and not given.is_dir():
+        raise UserError(f"--model: {no_folder(given)}; a folder with the model's config.json is needed")
     folder = given
     if given is None and spec.model.path is not None:
         folder = local_folder(spec.model, elsewhere=_ELSEWHERE)

@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.records.run_files import EVALUATION_FILE, require_run_folder
 
     require_run_folder(arguments.folder)
+    if arguments.beside is not None:
+        require_run_folder(arguments.beside, "--beside")
     if (arguments.folder / EVALUATION_FILE).is_file():
         from rljob_worker.report.evaluation import evaluation_text, read_evaluation, write_evaluation_page
 

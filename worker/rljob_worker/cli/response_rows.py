@@ -13,6 +13,7 @@ from typing import Any
 from rljob_api.rewards import MAX_TOKENS
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
+from rljob_worker.records.trajectories import trajectory_files
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,6 +26,10 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         content = read_file(file)
         if content.startswith(b"\x1f\x8b"):
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read()
+    except IsADirectoryError:
+        kept = trajectory_files(file)
+        like = f"like {kept[max(kept)]}" if kept else "trajectories/step-*.jsonl.gz of a run folder, or of your own"
+        raise UserError(f"--responses: {file} is a folder; name a file, {like}") from None
     except (OSError, EOFError, zlib.error) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"--responses: {file}: cannot be read: {said}") from None

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.cli.manifest import add_manifest_arguments, file_name, read_manifest
 from rljob_worker.cli.response_rows import read_rows
 from rljob_worker.errors import UserError
 
@@ -50,7 +50,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     responses = command.add_mutually_exclusive_group()
     responses.add_argument(
         "--responses",
-        type=Path,
+        type=file_name,
         metavar="FILE",
         help="score those of a trajectory file, or of any JSONL file with prompt_uid and response",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rljob_worker.cli.manifest import folder_name
+from rljob_worker.cli.manifest import file_name, folder_name, require_writable
 
 _DESCRIPTION = """Write a run folder's records as a trace, which https://ui.perfetto.dev and chrome://tracing open: when
 the driver was in which phase, when each trainer and engine was at work, steps, resumes and what else
@@ -24,7 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "-o",
         "--output",
-        type=folder_name,
+        type=file_name,
         metavar="FILE",
         help="where it is written, packed where the name ends with .gz (default: trace.json.gz in the run folder)",
     )
@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.report.trace import TRACE_FILE, build_trace
 
     file: Path = arguments.output or arguments.folder / TRACE_FILE
+    if arguments.output is not None:
+        require_writable(file, "--output")
     events = build_trace(arguments.folder, file)
     print(f"trace   {file}\n        {events} events; https://ui.perfetto.dev opens it")
     return 0

@@ -29,6 +29,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve the page."""
+    from rljob_worker.records.run_files import require_run_folder
+
+    require_run_folder(arguments.folder)
+    if arguments.beside is not None:
+        require_run_folder(arguments.beside, "--beside")
+    # Only now what takes seconds to import.
     from rljob_worker.report.live import LiveReport
 
     report = LiveReport(arguments.folder, arguments.beside, arguments.port)

@@ -27,7 +27,8 @@ def load_named(path: str, field: str, kind: str, reach: str) -> Any:
         UserError: it does not import or is not there.
     """
     module_name, _, name = path.rpartition(":")
-    if not module_name or not name.isidentifier():
+    is_module = all(part.isidentifier() for part in module_name.split("."))
+    if not name.isidentifier() or not (is_module or function_file(path)):
         raise UserError(f"{field}: {path!r} is of neither form: package.module:{kind}, FILE.py:{kind}")
     try:
         module = _import_file(Path(module_name), field) if function_file(path) else importlib.import_module(module_name)

@@ -172,8 +172,9 @@ def _open_file(path: str, flags: int) -> int:
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(number, "is no file, but a pipe, device or folder", path)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", path)
+    raise OSError(errno.EINVAL, "is a pipe or device, not a file", path)
 
 
 def sync_file(file: IO[Any]) -> None:

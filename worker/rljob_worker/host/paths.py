@@ -29,6 +29,17 @@ def what_is_at(path: Path) -> str:
     return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
+def check_writable_file(path: Path) -> None:
+    """Refuse what can be no file that is written, before the work whose result it gets; OSError says why."""
+    kind = what_is_at(path)
+    if kind == "folder":
+        raise IsADirectoryError(errno.EISDIR, "is a folder; name a file")
+    if kind == "other":
+        raise OSError(errno.EINVAL, "is a pipe or device; name a file")
+    if what_is_at(path.absolute().parent) != "folder":
+        raise NotADirectoryError(errno.ENOTDIR, f"there is no folder {path.parent}; make it first")
+
+
 def check_writable_folder(path: Path) -> None:
     """Refuse what can be no folder that files are written to; nothing is left behind.
 

@@ -31,11 +31,14 @@ def read_run(folder: Path) -> RunDescription | None:
         raise UserError(f"{path}: not a run description of RLJob ({error}); is this a run folder?") from None
 
 
-def require_run_folder(folder: Path) -> RunDescription:
-    """The content of `run.json`; UserError when the folder holds no run."""
+def require_run_folder(folder: Path, option: str = "") -> RunDescription:
+    """The content of `run.json`; UserError, which names the option, when the folder holds no run."""
+    at = f"{option}: " if option else ""
     if not folder.is_dir():
-        raise UserError(no_folder(folder))
+        raise UserError(f"{at}{no_folder(folder)}; a run folder is needed")
     content = read_run(folder)
     if content is None:
-        raise UserError(f"{folder}: not a run folder (it has no {RUN_FILE})")
+        inside = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+        hint = f"; it holds {len(inside)}, of which the last is {inside[-1]}" if inside else ""
+        raise UserError(f"{at}{folder}: not a run folder (it has no {RUN_FILE}){hint}")
     return content

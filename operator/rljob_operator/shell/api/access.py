@@ -9,7 +9,7 @@ import os
 import ssl
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,12 +62,19 @@ async def find_access(
     if not present and not named and not context and environment.get("KUBERNETES_SERVICE_HOST"):
         return _in_pod(namespace)
     if not present:
-        looked = ", ".join(named) or "~/.kube/config"
-        raise AccessProblem(f"there is no kubeconfig at {looked}; name one with --kubeconfig or KUBECONFIG")
+        raise AccessProblem(f"{_absent(named)}; name a kubeconfig with --kubeconfig or KUBECONFIG")
     source = _Kubeconfig(present, context)
     configuration = await source.load()
     arguments = [*(["--kubeconfig", kubeconfig] if kubeconfig else []), *(["--context", context] if context else [])]
     return Access(configuration, _tls(configuration), namespace or source.namespace, tuple(arguments))
+
+
+def _absent(named: Sequence[str]) -> str:
+    """Say what lies at the places of a kubeconfig, none of which has a file."""
+    folders = [path for path in named if Path(path).is_dir()]
+    if folders:
+        return f"{', '.join(folders)}: a folder, not a file"
+    return f"there is no kubeconfig at {', '.join(named) or '~/.kube/config'}"
 
 
 def _in_pod(namespace: str | None) -> Access:
@@ -110,7 +117,9 @@ class _Kubeconfig:
             raise AccessProblem(f"{self._files} cannot be read: {error}") from None
         except (KeyError, TypeError, AttributeError):
             raise AccessProblem(f"{self._files} is no kubeconfig") from None
-        names = ", ".join(known) or "none"
+        if not known:
+            raise AccessProblem(f"{self._files} has no contexts: is it a kubeconfig?")
+        names = ", ".join(known)
         if not chosen:
             raise AccessProblem(f"{self._files} has no current-context; choose one with --context: {names}")
         if chosen not in known:
