@@ -127,6 +127,7 @@ def test_the_other_job_waits_with_a_reason_and_then_gets_the_device(jobs: tuple[
     def has_a_worker() -> bool:
         return [pod["status"]["phase"] for pod in second.pods("worker")] == ["Running"]
 
+    second.pod("worker")
     assert wait_until(lambda: f"Insufficient {RESOURCE}" in second.why(), 60, 1), second.why()
     assert second.status()["phase"] in ("Queued", "Pending")
     assert second.records() == []
@@ -148,6 +149,14 @@ def examined(system: WholeSystem, library: Path) -> Iterator[NodeJob]:
     job.delete()
 
 
+def examination_ended(job: NodeJob) -> bool:
+    """Has a container of the worker's that runs before Ray failed?"""
+    pods = job.pods("worker")
+    statuses = [one for pod in pods for one in pod["status"].get("initContainerStatuses", [])]
+    ended = [{**one.get("lastState", {}), **one.get("state", {})}.get("terminated") for one in statuses]
+    return any(one and one["exitCode"] for one in ended)
+
+
 def test_a_pod_that_could_not_train_does_not_start_and_says_why(examined: NodeJob, system: WholeSystem) -> None:
     said: list[str] = []
 
@@ -155,6 +164,8 @@ def test_a_pod_that_could_not_train_does_not_start_and_says_why(examined: NodeJo
         said.append(examined.why())
         return "does not pass its examination" in said[-1]
 
+    # `why` starts a Python, which would slow the doctor down that it waits for.
+    assert wait_until(lambda: examination_ended(examined), START_SECONDS, 0.5), examined.describe()
     assert wait_until(refused_by_the_doctor, START_SECONDS, 2), examined.describe()
     assert "torch_npu" in said[-1]
     assert f"`kubectl rljob doctor -n default {examined.name}` has every line" in said[-1]

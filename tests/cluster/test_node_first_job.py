@@ -69,7 +69,8 @@ def told(system: WholeSystem) -> Iterator[Told]:
             delete_the_operators_pod(system)
             restarts += 1
         empty = {panel for panel in empty if not system.query(queries[panel])}
-        time.sleep(0.5)
+        # Each look starts kubectl, and costs the job a part of a step.
+        time.sleep(SCRAPE_SECONDS / 2)
     # What a rate needs two scrapes for may come after the last step of a job that was fast.
     ended = time.monotonic()
     while empty - NO_DATA and time.monotonic() < ended + AFTER_SECONDS:
