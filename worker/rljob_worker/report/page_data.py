@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,9 +101,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def sample_data(run_folder: Path) -> JsonObject:
-    """Samples of the newest step that has them, of the first, and of steps between as far as the page's size allows."""
+    """Samples of the newest step that has them, of the first, and of steps between as far as the page's size allows.
+
+    Each step's are packed (`packed`): the page unpacks those that it shows.
+    """
     steps = sorted(trajectory_files(run_folder))
-    rows: dict[str, Any] = {}
+    rows: dict[str, str] = {}
     left = _SAMPLE_CHARACTERS
     for step in _spread(steps):
         try:
@@ -111,9 +117,15 @@ def sample_data(run_folder: Path) -> JsonObject:
         size = sum(_length(sample) for sample in samples)
         if rows and size > left:
             break
-        rows[str(step)], left = samples, left - size
+        rows[str(step)], left = packed(samples), left - size
     note = f"{len(rows)} of {len(steps)} steps with samples are in this page; `rljob view` shows all."
     return {"steps": sorted(map(int, rows)), "rows": rows, "note": note if len(rows) < len(steps) else ""}
+
+
+def packed(samples: list[dict[str, Any]]) -> str:
+    """JSON, by gzip, in base64: tokens and their numbers take a quarter of their size in a page."""
+    text = json.dumps(samples, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def sample_steps(run_folder: Path) -> JsonObject:

@@ -19,6 +19,18 @@
     return { version: answer.headers.get("ETag"), content: await answer.json() };
   }
 
+  // Samples that the page brings: JSON, by gzip, in base64. They are unpacked when their step is shown.
+  async function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  }
+
+  async function rowsOf(step) {
+    const kept = loaded[step];
+    if (kept === undefined) return (await ask(`samples.json?step=${step}`)).content;
+    return typeof kept === "string" ? unpacked(kept) : kept;
+  }
+
   function field(list, name, text, className) {
     list.append(element("dt", name), element("dd", text, className));
   }
@@ -153,9 +165,9 @@
 
   async function show() {
     const step = controls.step.value;
-    if (!(step in loaded)) {
+    if (!Array.isArray(loaded[step])) {
       try {
-        loaded[step] = (await ask(`samples.json?step=${step}`)).content;
+        loaded[step] = await rowsOf(step);
       } catch (error) {
         controls.list.replaceChildren(element("p", `The samples of step ${step} cannot be read: ${error.message}`));
         return;
@@ -186,7 +198,7 @@
 
   function build() {
     const place = byId("samples");
-    if (!place || !steps.length) return;
+    if (!place || !steps.length) return null;
     const form = element("form");
     const labelled = (text, input) => {
       const label = element("label", `${text} `);
@@ -215,7 +227,7 @@
     form.addEventListener("submit", (event) => event.preventDefault());
     place.replaceChildren(form, ...(content.samples.note ? [element("p", content.samples.note)] : []), controls.legend, controls.list);
     offerSteps();
-    show();
+    return show();
   }
 
   // As often as the answers are quick: a long run must not keep the machine busy with its picture.
@@ -241,10 +253,10 @@
     report.connect();
     report.load(content.runs);
   }
-  build();
+  const built = Promise.resolve(build());
   if (content.live) {
     byId("trace").href += `?token=${encodeURIComponent(token)}`;
     follow(content.version);
   }
-  document.documentElement.dataset.ready = "true";
+  built.finally(() => { document.documentElement.dataset.ready = "true"; });
 })();
