@@ -77,6 +77,7 @@ def test_tokens_are_coloured_and_name_their_numbers_and_none_is_obeyed(tmp_path:
     assert ">log-probability -4</span>" in shown.dom, "the legend"
     # What a reader does with keys: the numbers of the second token, then the other colours.
     script = """
+      const read = () => {
       const text = document.querySelector('.pieces');
       for (const key of ['Home', 'ArrowRight'])
         text.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
@@ -84,6 +85,10 @@ def test_tokens_are_coloured_and_name_their_numbers_and_none_is_obeyed(tmp_path:
       document.title = text.parentElement.querySelector('output').textContent;
       select.value = 'mismatch';
       select.dispatchEvent(new Event('input'));
+      };
+      const root = document.documentElement;
+      if (root.dataset.ready === 'true') read();
+      else new MutationObserver(read).observe(root, { attributeFilter: ['data-ready'] });
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     asked = (

@@ -22,7 +22,9 @@
   // Samples that the page brings: JSON, by gzip, in base64. They are unpacked when their step is shown.
   async function unpacked(text) {
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+    // Not a Blob's stream, which another process of the browser reads.
+    const packed = new ReadableStream({ start(to) { to.enqueue(bytes); to.close(); } });
+    return new Response(packed.pipeThrough(new DecompressionStream("gzip"))).json();
   }
 
   async function rowsOf(step) {
