@@ -142,7 +142,7 @@ class NetworkRoute(ABC):
         """See `Route`."""
         return NetworkSender(self.carrier, self.parties(), trainer, plan, exchange)
 
-    def make_receiver(self, device: Device, names: Sequence[str], slot_bytes: int, deadline: float) -> NetworkReceiver:
+    def make_receiver(self, device: Device, names: Sequence[str], slot_bytes: int, deadline: float) -> Receiver:
         """See `Route`."""
         slots: Slots = HostMemory.private(slot_bytes)
         if device.own_memory:
