@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from image_build import Build, stages
+from support.samples import drawn
 
 pytestmark = pytest.mark.slow
 
@@ -142,9 +143,14 @@ def test_cuda_build_stage_takes_the_library_of_its_torch(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize("image", ["worker-cpu", "worker-ascend", "worker-cuda"])
-@pytest.mark.parametrize("given", ["all", "", "wandb"])
-def test_trackers_are_a_build_argument(tmp_path: Path, image: str, given: str) -> None:
+IMAGES_AND_TRACKERS = [
+    f"{image} {given}" for image in ("worker-cpu", "worker-ascend", "worker-cuda") for given in ("all", "", "wandb")
+]
+
+
+@pytest.mark.parametrize("of_both", drawn("images and trackers", IMAGES_AND_TRACKERS, 2))
+def test_trackers_are_a_build_argument(tmp_path: Path, of_both: str) -> None:
+    image, _, given = of_both.partition(" ")
     build = Build(tmp_path / "image", {"TRACKERS": given}, ("smmap",))
     build.carry_out(("COPY", "requirements/trackers.txt /build/trackers.txt"))
     lines = [line for stage in stages(image) for line in stage]

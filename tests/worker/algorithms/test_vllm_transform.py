@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from vllm import SamplingParams as VllmSamplingParams
-from vllm.config import VllmConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors, MinPLogitsProcessor
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.sampler import Sampler
 
 from rljob_worker.algorithms import response_log_probs
 from rljob_worker.types import SamplingParams
@@ -19,6 +14,13 @@ ROWS = 24
 
 def processed_log_probs(logits: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Sampled tokens [n] and the processed log-probabilities [n, vocab] of vLLM's Sampler."""
+    # Seconds, which collection would take in each process of a run of the tests.
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors, MinPLogitsProcessor
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
+
     rows, vocab = logits.shape
     params = VllmSamplingParams(
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=1

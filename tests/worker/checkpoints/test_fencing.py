@@ -16,7 +16,7 @@ import pytest
 from interleaving import interleave
 from jobs import checked
 from support.flips import flips
-from support.samples import ALL, SEED
+from support.samples import ALL, SEED, drawn
 from test_run_folder import job
 
 from rljob_worker.checkpoints.reader import Checkpoints
@@ -28,6 +28,7 @@ RANKS, KEEP, SAVES = 2, 2, 2
 FIRST = -1
 """A driver that saved one checkpoint before the others came."""
 ROUNDS = 2000 if ALL else 60
+PLACES = ["run folder", "checkpoint.path"]
 Choose = Callable[[list[int], int], int]
 
 
@@ -125,11 +126,11 @@ def after(calls: int) -> Choose:
     return choose
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["run folder", "checkpoint.path"])
+@pytest.mark.parametrize("place", drawn("a driver that stalls", PLACES))
 @pytest.mark.usefixtures("no_locks")
-def test_a_driver_that_stalls_at_any_call_commits_nothing_more(tmp_path: Path, elsewhere: bool) -> None:
+def test_a_driver_that_stalls_at_any_call_commits_nothing_more(tmp_path: Path, place: str) -> None:
     for calls in range(1000):
-        drivers = Drivers(tmp_path / str(calls), elsewhere)
+        drivers = Drivers(tmp_path / str(calls), place != PLACES[0])
         ends = interleave([drivers.work(0), drivers.work(1)], after(calls), drivers.newest)
         check(drivers, ends)
         if drivers.epochs.get(0, 9) < drivers.epochs.get(1, 0) and ends[0].error is None:
@@ -138,13 +139,13 @@ def test_a_driver_that_stalls_at_any_call_commits_nothing_more(tmp_path: Path, e
     assert calls > 40, "the first was done before the second came"
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["run folder", "checkpoint.path"])
+@pytest.mark.parametrize("place", drawn("drivers in any order", PLACES))
 @pytest.mark.usefixtures("no_locks")
-def test_of_drivers_in_any_order_the_last_one_alone_goes_on(tmp_path: Path, elsewhere: bool) -> None:
+def test_of_drivers_in_any_order_the_last_one_alone_goes_on(tmp_path: Path, place: str) -> None:
     chance = random.Random(SEED)
     fenced = 0
     for round in range(ROUNDS):
-        drivers = Drivers(tmp_path / str(round), elsewhere)
+        drivers = Drivers(tmp_path / str(round), place != PLACES[0])
         count = chance.choice([2, 2, 3])
         stay = chance.choice([0.0, 0.5, 0.9, 0.97])
         ends = interleave([drivers.work(i) for i in range(count)], wandering(chance, stay), drivers.newest)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from published_models import CONFIGS, published
+from support.samples import drawn
 
 from rljob_api.hardware import device_memory
 from rljob_api.spec import TrainingBackend
@@ -40,12 +41,24 @@ def for_npus() -> list[str]:
     return [path.stem for path in paths if device_memory(load_manifest(path).spec) is not None]
 
 
-@pytest.mark.parametrize("name", for_npus())
+def by_fsdp(name: str) -> bool:
+    return load_manifest(EXAMPLES / f"{name}.yaml").spec.training.backend is TrainingBackend.FSDP
+
+
+BY_FSDP = [name for name in for_npus() if by_fsdp(name)]
+"""Seconds each: transformers builds their models."""
+BY_MEGATRON = [name for name in for_npus() if name not in BY_FSDP]
+
+
+def test_each_example_is_noted() -> None:
+    assert sorted(PEAKS) == sorted(for_npus())
+
+
+@pytest.mark.parametrize("name", [*BY_MEGATRON, *drawn("examples for FSDP", BY_FSDP)])
 def test_an_example_fits_its_devices(name: str) -> None:
     model, peaks = PEAKS[name]
     spec = load_manifest(EXAMPLES / f"{name}.yaml").spec
-    by_transformers = spec.training.backend is TrainingBackend.FSDP
-    plan = plan_memory(spec, TransformersModel.from_hf(CONFIGS[model]) if by_transformers else published(model))
+    plan = plan_memory(spec, TransformersModel.from_hf(CONFIGS[model]) if by_fsdp(name) else published(model))
     assert plan.fits, [device.peak for device in plan.devices]
     found = [(device.peak.phase, round(device.peak.total / GIB, 2)) for device in plan.devices]
     assert found == [(phase, pytest.approx(gib, abs=0.005)) for phase, gib in peaks]

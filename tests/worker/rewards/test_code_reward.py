@@ -24,6 +24,7 @@ from code_cases import (
     right_stdin,
 )
 from reward_cases import make_spec, soon
+from support.samples import drawn
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import SandboxSpec
@@ -41,6 +42,9 @@ Score = Callable[..., list[RewardResult]]
 
 
 needs_bubblewrap = pytest.mark.skipif(bool(namespaces.problem()), reason="no bubblewrap, or no user namespaces")
+RIGHT_ONES: dict[str, tuple[Callable[..., tuple[str, Any]], int]] = {
+    "Calls": (right_calls, 120), "Stdin": (right_stdin, 60), "Pytest": (right_pytest, 20),
+}  # fmt: skip
 TIERS = [Isolation.PROCESS, pytest.param(Isolation.NAMESPACE, marks=needs_bubblewrap)]
 
 
@@ -68,7 +72,7 @@ def score(tokenizer: PreTrainedTokenizerBase) -> Iterator[Score]:
         runner.close()
 
 
-@pytest.mark.parametrize("kind", ["Stdin", "Calls", "Pytest"])
+@pytest.mark.parametrize("kind", drawn("cheats", list(TESTS)))
 @pytest.mark.parametrize("isolation", TIERS)
 def test_cheats_score_nothing_and_leave_the_sandbox_as_it_was(score: Score, isolation: Isolation, kind: str) -> None:
     main = MAIN if kind == "Stdin" else ""
@@ -96,13 +100,10 @@ def test_what_failed_is_counted(score: Score, isolation: Isolation) -> None:
     assert (result.score, result.parts["no_code"], result.parts["cases"]) == (0, 1, 1)
 
 
-@pytest.mark.parametrize(("kind", "make", "count"), [
-    ("Calls", right_calls, 120), ("Stdin", right_stdin, 60), ("Pytest", right_pytest, 20),
-])  # fmt: skip
+@pytest.mark.parametrize("kind", drawn("right programs", list(RIGHT_ONES)))
 @pytest.mark.parametrize("isolation", TIERS)
-def test_right_programs_score_one(
-    score: Score, isolation: Isolation, kind: str, make: Callable[..., tuple[str, Any]], count: int
-) -> None:
+def test_right_programs_score_one(score: Score, isolation: Isolation, kind: str) -> None:
+    make, count = RIGHT_ONES[kind]
     random_ = random.Random(count)
     pairs = [make(number, random_) for number in range(count)]
     results = score([(fenced(program), tests) for program, tests in pairs], isolation, kind=kind)

@@ -15,6 +15,7 @@ from aiohttp import web
 from code_cases import CHEATS, MAIN, PRINTS_RIGHT, RIGHT, TESTS, fenced, right_calls, right_stdin
 from reward_cases import make_spec, soon
 from support.run_code_server import RunCodeServer, answered, running
+from support.samples import drawn
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import SandboxSpec
@@ -56,7 +57,7 @@ def score(
         return runner.score(samples, soon(500))
 
 
-@pytest.mark.parametrize("kind", ["Stdin", "Calls"])
+@pytest.mark.parametrize("kind", drawn("cheats of a service", ["Stdin", "Calls"]))
 def test_cheats_score_nothing_beside_right_programs(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
     main = MAIN if kind == "Stdin" else ""
     names = ["sys.exit", "os._exit", "exit in a call", "prints the verdict", "equal to all", "number equal to all"]
@@ -77,10 +78,9 @@ def test_cheats_score_nothing_beside_right_programs(tokenizer: PreTrainedTokeniz
     assert [result.error for result in results if result.error] == []
 
 
-@pytest.mark.parametrize(("kind", "make", "count"), [("Calls", right_calls, 8), ("Stdin", right_stdin, 8)])
-def test_right_programs_score_one_on_several_servers(
-    tokenizer: PreTrainedTokenizerBase, kind: str, make: Callable[..., tuple[str, Any]], count: int
-) -> None:
+@pytest.mark.parametrize("kind", drawn("right programs of a service", ["Calls", "Stdin"]))
+def test_right_programs_score_one_on_several_servers(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
+    count, make = 8, {"Calls": right_calls, "Stdin": right_stdin}[kind]
     random_ = random.Random(count)
     pairs = [make(number, random_) for number in range(count)]
     with running() as one, running() as other:
@@ -145,10 +145,15 @@ def trial(body: dict[str, Any]) -> web.Response:
     return web.json_response(answered("Success", FINISHED | {"stdout": printed}))
 
 
-@pytest.mark.parametrize("failure", [500, "<html>", 600.0])
+FAILURES: dict[str, int | str | float] = {"status": 500, "page": "<html>", "silence": 600.0}
+
+
+@pytest.mark.parametrize("name", drawn("a server that goes on to fail", list(FAILURES)))
 def test_a_server_that_goes_on_to_fail_fails_the_step_and_scores_nobody(
-    tokenizer: PreTrainedTokenizerBase, failure: int | str | float
+    tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
+    failure = FAILURES[name]
+
     def answer(body: dict[str, Any], number: int) -> web.Response | float | None:
         if number <= CHECKED:
             return trial(body)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from reward_cases import Make, gone, make_spec, samples_of, scores, soon
 from support.children import Children
+from support.samples import drawn
 from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.confined import landlock, messages
@@ -143,20 +144,18 @@ def test_a_reward_sees_no_secret_of_the_driver(
     assert '"PATH"' in seen
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("eats", "MemoryError"),
-        ("shares_eating", r"used more than 256 MiB \(reward.memory\)"),
-        ("holds", r"used more than 256 MiB \(reward.memory\)"),
-        ("forks", "it had started more than 64 processes"),
-    ],
-)
-def test_a_reward_that_takes_too_much_is_ended_alone(
-    make_runner: Make, children: Children, function: str, message: str
-) -> None:
+TOO_MUCH = {
+    "eats": "MemoryError",
+    "shares_eating": r"used more than 256 MiB \(reward.memory\)",
+    "holds": r"used more than 256 MiB \(reward.memory\)",
+    "forks": "it had started more than 64 processes",
+}
+
+
+@pytest.mark.parametrize("function", drawn("a reward that takes too much", list(TOO_MUCH), 2))
+def test_a_reward_that_takes_too_much_is_ended_alone(make_runner: Make, children: Children, function: str) -> None:
     runner, spec = hostile(make_runner, function, memory="256Mi", timeoutSeconds=60)
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=TOO_MUCH[function]):
         runner.score(samples_of(spec, ["b"]), soon(60))
     assert scores(runner, spec, ["a"]) == [1.0]
     runner.close()
@@ -281,7 +280,7 @@ def test_a_refused_network_is_named(make_runner: Make, monkeypatch: pytest.Monke
         hostile(make_runner, "connects", network=False)
 
 
-@pytest.mark.parametrize("response", ["a", "b", "c", "d"])
+@pytest.mark.parametrize("response", drawn("a process that lies", ["a", "b", "c", "d"]))
 def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: Path, response: str) -> None:
     runner, spec = hostile(make_runner, "lies", timeoutSeconds=20, onError="Score")
     # Twenty, and what a busy machine takes to start another process.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from sync_cases import Weights, pieces_for, plan_for
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
@@ -26,19 +25,25 @@ from rljob_worker.weightsync.vllm_layout import ModelLayout
 HIDDEN, ROWS, VOCABULARY = 64, 128, 60
 
 
-class Packing(QuantizeMethodBase):
+@functools.cache
+def packing() -> type[Any]:
     """Packing as by vLLM on CPU: the weight goes into a packed one that the module multiplies with."""
+    # Seconds, which collection would take in each process of a run of the tests.
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None: ...
+    class Packing(QuantizeMethodBase):
+        def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None: ...
 
-    def apply(self, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        raise NotImplementedError
+        def apply(self, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            raise NotImplementedError
 
-    def process_weights_after_loading(self, layer: Any) -> None:
-        handler = packed_linear.pack(layer.weight.data)
-        layer.cpu_linear = lambda x, weight, bias: packed_linear.multiply(handler, x, bias)
-        if layer.removes:
-            layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+        def process_weights_after_loading(self, layer: Any) -> None:
+            handler = packed_linear.pack(layer.weight.data)
+            layer.cpu_linear = lambda x, weight, bias: packed_linear.multiply(handler, x, bias)
+            if layer.removes:
+                layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+    return Packing
 
 
 class Linear(torch.nn.Module):
@@ -48,7 +53,7 @@ class Linear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.full((rows + padding, HIDDEN), 9.0), requires_grad=False)
         self.weight.weight_loader = self.load  # type: ignore[attr-defined]
         if packed:
-            self.quant_method = Packing()
+            self.quant_method = packing()()
 
     def load(self, parameter: torch.Tensor, weight: torch.Tensor, start: int = 0) -> None:
         parameter.data.narrow(0, start, len(weight)).copy_(weight)
@@ -65,6 +70,8 @@ class Model(torch.nn.Module):
     table_kind = Linear
 
     def __init__(self, weights: Weights, *, packed: bool = True) -> None:
+        from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
         super().__init__()
         self.fused = Linear(2 * ROWS, packed=packed)
         self.head = Linear(ROWS, packed=packed, removes=False)
@@ -276,6 +283,8 @@ def test_slices_that_are_lost_or_out_of_order_are_refused(fault: str) -> None:
 
 
 def test_a_loader_that_does_more_than_copy_and_a_tensor_too_few_or_many_are_refused() -> None:
+    from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
     weights = some_weights(0)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     x = torch.randn(5, HIDDEN)
