@@ -58,6 +58,7 @@ def test_a_reward_in_the_pod_reaches_no_secret_and_no_process(job: NodeJob) -> N
         said[:] = [line.split(SAYS)[1] for line in lines if SAYS in line]
         return bool(said)
 
+    job.wait_step(1)  # each look at the log starts a Python: none before there is something
     assert wait_until(told, START_SECONDS, 1), job.describe()
     assert all(line.startswith("[] of ") for line in said), said
 
