@@ -43,6 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("episode_faults",),
     ("episode_pace",),
     ("turn_overhead",),
+    ("tool_learning",),
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from rljob_api.validation import apply_overrides
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.records.steps import read_steps
 
@@ -20,11 +16,12 @@ SECONDS = 3600
 
 def run_example(example: str, folder: Path, name: str, settings: Sequence[str]) -> list[StepRecord]:
     """Run an example with settings (`FIELD=VALUE`) to its end; SystemExit with its output where it failed."""
-    document = apply_overrides(yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text()), list(settings))
-    (folder / f"{name}.json").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(folder / f"{name}.json")]
+    command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(EXAMPLES / f"{example}.yaml")]
+    command += [f"--set={setting}" for setting in settings]
     with open(folder / f"{name}.log", "w+") as log:
-        done = subprocess.run([*command, "--output", str(folder / name)], stdout=log, stderr=log, timeout=SECONDS)
+        done = subprocess.run(
+            [*command, "--output", str(folder / name)], stdout=log, stderr=log, timeout=SECONDS, cwd=EXAMPLES.parent
+        )
         if done.returncode:
             log.seek(0)
             raise SystemExit(log.read())

@@ -47,7 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hosts(folder: Path) -> Iterator[EnvironmentHosts]:
     os.environ["RLJOB_TEST_SECRET"] = "s3cret"
     tokenizer = byte_tokenizer(folder / "tokenizer")
-    source = source_of(sys.executable, str(SERVER), str(folder), parser="hermes", tokenizer=tokenizer)
+    # By the name of this interpreter, whichever one has it outside.
+    source = source_of("python", str(SERVER), str(folder), parser="hermes", tokenizer=tokenizer)
     with hosts_of(source, folder) as made:
         made.start()
         yield made

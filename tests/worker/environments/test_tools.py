@@ -183,6 +183,13 @@ def test_schemas_follow_from_hints_and_docstrings(hosts: EnvironmentHosts) -> No
     assert hosts.examples[-2:] == written
 
 
+def test_the_arguments_of_a_call_are_words_of_their_own() -> None:
+    """A trained tokenizer has these words, and a policy of those learns what each argument is."""
+    examples = tools_of(source_of("put")).examples
+    assert examples[0] == '<tool_call>{"name":"put","arguments":{"shelf":"a", "place":1}}</tool_call>'
+    assert len(examples) == len({word for one in examples for word in one.split()}) == 4
+
+
 @unless_all("imports vLLM in another process; other environments are ended by the same code")
 def test_a_tool_that_hangs_is_ended_by_the_deadline_and_is_infra(hosts: EnvironmentHosts, tmp_path: Path) -> None:
     source = hosts._source

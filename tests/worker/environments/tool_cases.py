@@ -16,6 +16,16 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
+def put(shelf: Literal["a", "b"], place: Literal[1, 2]) -> str:
+    """Put something away.
+
+    Args:
+        shelf: The shelf.
+        place: The place on it.
+    """
+    return f"{shelf}{place}"
+
+
 async def later(word: str) -> dict[str, str]:
     """Say a word after a while.
 

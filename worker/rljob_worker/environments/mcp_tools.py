@@ -6,6 +6,7 @@ The server is a child of the environment host: it has the host's bounds and vari
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
@@ -50,7 +51,9 @@ class McpTools:
             raise UserError(
                 f"{field}: the package mcp is not installed ({error}), which vLLM brings: pip install mcp"
             ) from None
-        server = StdioServerParameters(command=command[0], args=list(command[1:]), env=dict(os.environ))
+        # `python` is the one that runs here, which has the package.
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+        server = StdioServerParameters(command=command[0], args=list(command[1:]), env={**os.environ, "PATH": path})
         self._portal = self._stack.enter_context(start_blocking_portal())
         try:
             streams = self._stack.enter_context(self._portal.wrap_async_context_manager(stdio_client(server)))

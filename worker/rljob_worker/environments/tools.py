@@ -234,6 +234,10 @@ def _sample(schema: Schema) -> dict[str, object]:
 
 
 def _written(schema: Schema, arguments: Mapping[str, object]) -> str:
-    """A call as `hermes` reads it, without blanks: a tokenizer of words has it as one."""
-    call = {"name": schema["function"]["name"], "arguments": arguments}
-    return f"<tool_call>{json.dumps(call, separators=(',', ':'), ensure_ascii=False)}</tool_call>"
+    """A call as `hermes` reads it, with blanks between its arguments alone.
+
+    A tokenizer of words has a word for each of them, so that a policy learns them one by one.
+    """
+    name = json.dumps(schema["function"]["name"], ensure_ascii=False)
+    given = json.dumps(arguments, separators=(", ", ":"), ensure_ascii=False)
+    return f'<tool_call>{{"name":{name},"arguments":{given}}}</tool_call>'
