@@ -81,11 +81,12 @@ def padded_attention(
 ) -> torch.Tensor:
     """Context of a row [T, H, D] by torch's kernel over a rectangle, each sample padded to the longest."""
     lengths = [end - begin for begin, end in pairwise(bounds)]
-    rows = [
+    queries, keys, values = (
         torch.nn.utils.rnn.pad_sequence(list(tensor.split(lengths)), batch_first=True).transpose(1, 2)
         for tensor in (query, key, value)
-    ]
-    context = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
+    )
+    grouped = query.shape[1] != key.shape[1]
+    context = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
     return torch.cat([sample[:, :length].transpose(0, 1) for sample, length in zip(context, lengths, strict=True)])
 
 
@@ -186,13 +187,14 @@ def engine_process(folder: str, graphs: bool, pipe: Connection) -> None:
     spec = job(folder, graphs=graphs)
     os.environ |= engine_environment(spec)
     engine_platform("cuda").prepare()
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams, TokensPrompt
 
     from rljob_worker.engine.sleep_controller import DeviceSleepController
     from rljob_worker.weightsync.engine import WeightSyncEngine
     from rljob_worker.weightsync.routes import route_from
 
-    llm = LLM(**engine_arguments(spec, folder) | {"load_format": "dummy"})
+    arguments: dict[str, Any] = engine_arguments(spec, folder) | {"load_format": "dummy"}
+    llm = LLM(**arguments)
     controller = DeviceSleepController(llm.llm_engine, lambda: None)
     receivers: dict[str, WeightSyncEngine] = {}
 
@@ -206,7 +208,7 @@ def engine_process(folder: str, graphs: bool, pipe: Connection) -> None:
 
     def generate() -> float:
         sampling = SamplingParams(max_tokens=RESPONSE, temperature=0, ignore_eos=True, detokenize=False)
-        prompts = [{"prompt_token_ids": [7 * i + place for place in range(PROMPT)]} for i in range(SEQUENCES)]
+        prompts = [TokensPrompt(prompt_token_ids=[7 * i + place for place in range(PROMPT)]) for i in range(SEQUENCES)]
         started = time.perf_counter()
         llm.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - started
