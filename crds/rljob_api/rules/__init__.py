@@ -19,6 +19,7 @@ from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.distill import DISTILL
 from rljob_api.rules.episodes import EPISODE_CHECKS, EPISODES
 from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.folders import FOLDER_CHECKS
 from rljob_api.rules.handover import HANDOVER_CHECKS
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.judges import JUDGE_CHECKS, JUDGES
@@ -28,6 +29,7 @@ from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.observed import OBSERVED_CHECKS
 from rljob_api.rules.pictures import PICTURES
+from rljob_api.rules.pod_shapes import SHAPE_CHECKS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
@@ -90,7 +92,7 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
         for table in (
             *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
             *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS, DEADLINE_CHECKS, EPISODE_CHECKS, SILENT_CHECKS),
-            HANDOVER_CHECKS,
+            *(FOLDER_CHECKS, SHAPE_CHECKS, HANDOVER_CHECKS),
         )
         for check in table.get(block, ())
     )

@@ -9,6 +9,7 @@ from rljob_api.derived import environments
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.places import parts_of, rewards_of
 from rljob_api.spec import JudgeSpec, RewardSpec, RLJobSpec, TextEnvironmentSpec
+from rljob_api.spec.sandbox import SandboxServiceSpec
 
 _At = tuple[str | int, ...]
 
@@ -43,6 +44,10 @@ def _deadlines(spec: Any) -> Iterator[Finding]:
         start = (spec.timeouts.start_seconds, "timeouts.startSeconds")
         default = RewardSpec.model_fields["import_seconds"].default
         yield from _within((*at, "importSeconds"), reward.import_seconds, default, start)
+    if spec.sandbox is not None and spec.sandbox.service is not None:
+        default = SandboxServiceSpec.model_fields["wait_seconds"].default
+        wait = spec.sandbox.service.wait_seconds
+        yield from _within(("sandbox", "service", "waitSeconds"), wait, default, _phase(spec, "reward"))
     for index, judge in enumerate(spec.judges):
         default = JudgeSpec.model_fields["timeout_seconds"].default
         yield from _within(("judges", index, "timeoutSeconds"), judge.timeout_seconds, default, _phase(spec, "reward"))

@@ -248,4 +248,10 @@ def _parser(episodes: Any) -> Iterator[Finding]:
         yield Finding(("toolParser",), f"is none of vLLM's parsers{hint}", ", ".join(TOOL_PARSERS))
 
 
-EPISODE_CHECKS: dict[type, tuple[Check, ...]] = {EpisodesSpec: (_parser,)}
+def _errors(episodes: Any) -> Iterator[Finding]:
+    most = EpisodesSpec.model_fields["max_error_share"].default
+    if episodes.on_error == EpisodeError.FAIL and episodes.max_error_share != most:
+        yield Finding(("maxErrorShare",), "has no effect with onError: Fail", "only with onError: End")
+
+
+EPISODE_CHECKS: dict[type, tuple[Check, ...]] = {EpisodesSpec: (_parser, _errors)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from rljob_api.base import INT64_MAX
 from rljob_api.environments import Form
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import (
@@ -18,10 +19,12 @@ from rljob_api.spec import (
     FailureRule,
     GymnasiumSpec,
     LoraSpec,
+    PodsSpec,
     ProfileSpec,
     RewardPart,
     RewardSpec,
     RolloutSpec,
+    SchedulingSpec,
     TextEnvironmentSpec,
 )
 
@@ -53,6 +56,8 @@ def _actions(gymnasium: Any) -> Iterator[Finding]:
         elif name.lower() in seen:
             wrong = f"is {seen[name.lower()]!r} but for its case, of which an answer tells nothing"
             yield Finding(at, wrong, "names that differ otherwise")
+        elif not -INT64_MAX <= gymnasium.actions[name] <= INT64_MAX:
+            yield Finding(at, "is no number of an action", "one that 64 bits hold")
         seen.setdefault(name.lower(), name)
 
 
@@ -84,6 +89,8 @@ LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     RewardSpec: (_once("environment", "read_paths", "write_paths"),),
     TextEnvironmentSpec: (_once("environment", "tools"),),
     EnvironmentSpec: (_once("secrets", "python_path"),),
+    PodsSpec: (_once("image_pull_secrets"),),
+    SchedulingSpec: (_once("tolerations"),),
     FailureRule: (_once("exit_codes", "reasons"),),
     DataSpec: (_skipped_once,),
 }

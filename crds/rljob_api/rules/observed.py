@@ -14,6 +14,9 @@ _OVER_HTTP = ("wandb", "clearml", "swanlab")
 """Trackers whose servers have no other address."""
 
 
+_NOT_IN_PROJECTS = "/\\#?%:"
+
+
 def _profile(spec: Any) -> Iterator[Finding]:
     """Processes and steps that a job does not have."""
     profile, at = spec.records.profile, ("records", "profile")
@@ -68,6 +71,8 @@ def _endpoint(otlp: Any) -> Iterator[Finding]:
 
 
 def _tracker(tracker: Any) -> Iterator[Finding]:
+    if tracker.name == "wandb" and (found := sorted(set(tracker.project) & set(_NOT_IN_PROJECTS))):
+        yield Finding(("project",), f"holds {found[0]!r}, which W&B takes in no project's name", "without it")
     if tracker.url is None:
         return
     if tracker.name in _OVER_HTTP and not tracker.url.lower().startswith(("http://", "https://")):

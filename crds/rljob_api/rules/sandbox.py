@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from rljob_api.kubernetes_names import is_subdomain
 from rljob_api.quantities import to_number
@@ -42,6 +43,9 @@ def _service(spec: Any) -> Iterator[Finding]:
             yield Finding(("sandbox", "service"), "is needed by isolation: Service", "{urls: [http://sandbox:8080]}")
         else:
             yield Finding(("sandbox", "service"), "has no effect without isolation: Service", "leave it out")
+    if sandbox.isolation == Isolation.NAMESPACE and not sandbox.require_files:
+        wrong = "has no effect: the namespaces of a program have no other files"
+        yield Finding(("sandbox", "requireFiles"), wrong, "leave it out, or isolation: Process")
     if not elsewhere:
         return
     for name in ("memory", "require_files"):
@@ -61,19 +65,29 @@ def _service(spec: Any) -> Iterator[Finding]:
             )
 
 
+def _server(url: str) -> str:
+    """An address as all spellings of it: host in lower case, the port, no slash at the end."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
+
+
 def _urls(service: Any) -> Iterator[Finding]:
     urls = service.urls or []
     if service.warm_pool is None and not urls:
         yield Finding(("urls",), "is needed, or warmPool", "[http://sandbox:8080], or warmPool: {name: sandboxes}")
     elif service.warm_pool is not None and urls:
         yield Finding(("warmPool",), "stands beside urls, which it replaces", "one of the two")
+    servers: list[str] = []
     for index, url in enumerate(urls):
         if wrong := address_fault(url):
             yield Finding(("urls", index), wrong, "like http://sandbox:8080")
         elif url.rstrip("/").endswith("/run_code"):
             yield Finding(("urls", index), "is that of one request", "the address before it, like http://sandbox:8080")
-        elif url in urls[:index]:
-            yield Finding(("urls", index), "is there twice", "each server once")
+        elif (server := _server(url)) in servers:
+            wrong = f"is the server of urls[{servers.index(server)}]"
+            yield Finding(("urls", index), wrong, "each server once")
+        servers.append("" if wrong else _server(url))
 
 
 def _pool_name(pool: Any) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.base import ApiModel
-from rljob_api.derived import data_sources, held_out_sources, pictures
+from rljob_api.derived import data_sources, held_out_sources, judge_model, pictures
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.places import parts_of, rewards_of
 from rljob_api.spec import (
@@ -48,6 +49,15 @@ def _rules(policy: Any) -> Iterator[Finding]:
         if not rule.exit_codes and not rule.reasons:
             yield Finding(("rules", index), "matches every failure, and those behind it none", "the last of the rules")
             return
+    for index, rule in enumerate(policy.rules):
+        if rule.exit_codes == [0]:
+            wrong = "is that of a job which succeeded: no failure matches"
+            yield Finding(("rules", index, "exitCodes"), wrong, "codes from 1 on")
+        for earlier, other in enumerate(policy.rules[:index]):
+            if set(rule.exit_codes) == set(other.exit_codes) and set(rule.reasons) == set(other.reasons):
+                yield Finding(("rules", index), f"is never looked at: rules[{earlier}] has its conditions", "others")
+            if rule.name is not None and rule.name == other.name:
+                yield Finding(("rules", index, "name"), f"is the name of rules[{earlier}]", "a name of its own")
 
 
 def _judged(reward: Any) -> Iterator[Finding]:
@@ -146,6 +156,29 @@ def _steps(spec: Any) -> Iterator[Finding]:
                 yield Finding(at, f"is behind the last of the job's {spec.steps} steps", f"less than {spec.steps}")
 
 
+def _phases(spec: Any) -> Iterator[Finding]:
+    """Deadlines of phases that no step of the job has."""
+    algorithm = ALGORITHMS[spec.algorithm.name]
+    lacking = {
+        **dict.fromkeys(("judge_wake", "judge", "judge_sleep"), ("a judge with a model", judge_model(spec) is None)),
+        **dict.fromkeys(("values", "critic_train"), ("a critic", not algorithm.needs_critic)),
+        "teacher_log_probs": ("a teacher", spec.algorithm.distill is None),
+        "eval": ("an evaluation", spec.evaluation is None),
+    }
+    for name in spec.timeouts.phases:
+        what, lacks = lacking.get(name, ("", False))
+        if lacks:
+            yield Finding(("timeouts", "phases", name), f"has no effect without {what}", "leave it out")
+
+
+def _taught(spec: Any) -> Iterator[Finding]:
+    """A teacher from which nothing can be learned."""
+    distill = spec.algorithm.distill
+    if distill is not None and distill.reward_weight == 0 and distill.teacher.path == spec.model.path:
+        wrong = "is the policy's own starting point, from which it never differs: nothing would be learned"
+        yield Finding(("algorithm", "distill", "teacher", "path"), wrong, "another model, or a rewardWeight above 0")
+
+
 def _skipped(data: Any) -> Iterator[Finding]:
     """Rows that a source whose size stands in the manifest does not have."""
     for index, value in enumerate(data.skip):
@@ -171,7 +204,10 @@ SILENT_CHECKS: dict[type, tuple[Check, ...]] = {
     ),
     RewardSpec: (_judged,),
     VerdictSpec: (_verdict,),
-    RLJobSpec: (_python_alone, _around_observations, _bounds_of_episodes, _unspoken, _pixels, _columns, _steps),
+    RLJobSpec: (
+        *(_python_alone, _around_observations, _bounds_of_episodes, _unspoken, _pixels, _columns, _steps),
+        *(_phases, _taught),
+    ),
     EvaluationSpec: (
         _unless(EvaluationSpec, lambda e: e.temperature > 0, "with temperature 0", "a temperature above 0", "top_p"),
     ),

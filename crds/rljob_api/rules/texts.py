@@ -92,6 +92,8 @@ def _path(field: str, path: str | None, what: str, suffixes: set[str]) -> Iterat
         return
     if not path.strip() or unprintable(path):
         yield Finding((field,), "is no path: it is empty or holds control characters", what)
+    elif path != path.strip():
+        yield Finding((field,), "has blanks around it", what)
     elif _SCHEME.match(path):
         yield Finding((field,), "addresses are not read: mount the storage, or name a hub id", what)
     elif PurePosixPath(path).suffix.lower() in suffixes:
@@ -227,10 +229,15 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
     for i, tool in enumerate(environment.tools or []):
         yield from named_object(("tools", i, "python"), tool.python, FUNCTION)
         for k, part in enumerate([] if tool.mcp is None else tool.mcp.command):
+            if k == 0 and "/" not in part and (not part.strip() or len(part.split()) > 1):
+                wrong = "is no program: each of its arguments is an item of the list"
+                yield Finding(("tools", i, "mcp", "command", k), wrong, '["python", "server.py"]')
             if "\0" in part:
                 yield Finding(("tools", i, "mcp", "command", k), "holds a NUL character", "a program, or an argument")
     for name in environment.args if environment.python is not None or environment.agent is not None else ():
-        if not name.isidentifier() or keyword.iskeyword(name):
+        if name == "self" and environment.python is not None:
+            yield Finding(("args", name), "is what Python calls the object itself", "another name")
+        elif not name.isidentifier() or keyword.iskeyword(name):
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
 
 
@@ -428,6 +435,11 @@ def _volume(volume: Any) -> Iterator[Finding]:
             yield Finding(("source", kind), "is no mapping", "a mapping, as in a pod")
 
 
+def _is_ipv4(host: str) -> bool:
+    parts = host.split(".")
+    return len(parts) == 4 and all(part.isdecimal() and int(part) < 256 for part in parts)
+
+
 def _records(records: Any) -> Iterator[Finding]:
     if records.http_port in _RAY_PORTS:
         wrong = f"is the port of Ray's {_RAY_PORTS[records.http_port]} on the same machine"
@@ -436,6 +448,8 @@ def _records(records: Any) -> Iterator[Finding]:
         r"[^:]*:[0-9]+", records.http_host
     ):
         yield Finding(("httpHost",), "is no address or host name", "like 127.0.0.1, without scheme and port")
+    elif re.fullmatch("[0-9.]+", records.http_host) and not _is_ipv4(records.http_host):
+        yield Finding(("httpHost",), "is no address: four numbers up to 255 are one", "like 127.0.0.1")
 
 
 def _engine_arguments(rollout: Any) -> Iterator[Finding]:
@@ -542,6 +556,8 @@ def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
     for name in gymnasium.made_with:
         if name == "id":
             yield Finding(("kwargs", name), "is given to gymnasium.make already", "another name")
+        elif name == "render_mode" and gymnasium.made_with[name] == "human":
+            yield Finding(("kwargs", name), "opens a window, and returns no text", "ansi, or leave it out")
         elif not name.isidentifier() or keyword.iskeyword(name):
             yield Finding(("kwargs", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
 

@@ -1,0 +1,84 @@
+"""Paths of a job beside each other: one that is used for two purposes, or that nothing can be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from rljob_api.derived import data_sources, held_out_sources
+from rljob_api.rules.findings import Check, Finding, unprintable
+from rljob_api.rules.places import rewards_of
+from rljob_api.spec import RewardSpec, RLJobSpec, VolumeSpec
+
+_KERNEL = ("/proc", "/sys", "/dev")
+_OF_THE_IMAGE = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
+
+
+def _is_below(path: PurePosixPath, folder: PurePosixPath) -> bool:
+    return path == folder or folder in path.parents
+
+
+def _absolute(path: str | None) -> PurePosixPath | None:
+    """A path as its parts; None where it is relative, or below a home folder that the manifest does not tell."""
+    return PurePosixPath("/" + path.lstrip("/")) if path is not None and path.startswith("/") else None
+
+
+def _checkpoints(spec: Any) -> Iterator[Finding]:
+    """A place for checkpoints that holds something else, or that cannot be written."""
+    path, at = _absolute(spec.checkpoint.path), ("checkpoint", "path")
+    if path is None:
+        return
+    taken = {"model.path": spec.model.path}
+    for sources in (data_sources(spec), held_out_sources(spec)):
+        taken |= {f"{place}.path": source.path for place, source in sources}
+    for field, other in taken.items():
+        if _absolute(other) == path:
+            yield Finding(at, f"is {field} too", "a folder of its own")
+            return
+    shared = _is_below(path, PurePosixPath("/dev/shm"))
+    if path == PurePosixPath("/") or (any(_is_below(path, PurePosixPath(one)) for one in _KERNEL) and not shared):
+        yield Finding(at, "is no folder that files are kept in", "a folder in a volume, or on a disk")
+        return
+    mounts = [volume for volume in spec.storage.volumes if _is_below(path, _absolute(volume.mount_path) or path)]
+    nearest = max(mounts, key=lambda volume: len(PurePosixPath(volume.mount_path).parts), default=None)
+    if nearest is not None and nearest.read_only:
+        index = spec.storage.volumes.index(nearest)
+        yield Finding(at, f"is in storage.volumes[{index}], which is readOnly", "a folder in a volume that is not")
+
+
+def _written(spec: Any) -> Iterator[Finding]:
+    """Paths by which a reward could change what the job goes on from."""
+    path = _absolute(spec.checkpoint.path)
+    for at, reward in rewards_of(spec) if path is not None else ():
+        for index, folder in enumerate(reward.write_paths):
+            if folder != "/" and _is_below(path, _absolute(folder) or path / "-"):
+                wrong = "holds checkpoint.path: a reward, which runs what a model wrote, could change checkpoints"
+                yield Finding((*at, "writePaths", index), wrong, "a folder without checkpoints in it")
+
+
+def _paths(reward: Any) -> Iterator[Finding]:
+    for field, paths in (("readPaths", reward.read_paths), ("writePaths", reward.write_paths)):
+        for index, path in enumerate(paths):
+            if unprintable(path) or path != path.strip():
+                yield Finding((field, index), "holds control characters, or blanks around it", "a path")
+            elif field == "writePaths" and path.strip("/") == "":
+                yield Finding((field, index), "lets a reward write to everything", "the folders that it needs")
+
+
+def _mount(volume: Any) -> Iterator[Finding]:
+    path = volume.mount_path.rstrip("/")
+    if path in _KERNEL or path.startswith(("/proc/", "/sys/")):
+        yield Finding(("mountPath",), "is the kernel's, and no container starts with a volume there", "another folder")
+    elif path in _OF_THE_IMAGE:
+        yield Finding(("mountPath",), "would hide the programs or settings of the image", "another folder")
+    for field, value in (("mountPath", volume.mount_path), ("hostPath", volume.host_path)):
+        if value is not None and value != value.strip():
+            yield Finding((field,), "has blanks around it", "a path without them")
+
+
+FOLDER_CHECKS: dict[type, tuple[Check, ...]] = {
+    RLJobSpec: (_checkpoints, _written),
+    RewardSpec: (_paths,),
+    VolumeSpec: (_mount,),
+}
