@@ -39,20 +39,16 @@ def _checkpoints(spec: Any) -> Iterator[Finding]:
     shared = _is_below(path, PurePosixPath("/dev/shm"))
     if path == PurePosixPath("/") or (any(_is_below(path, PurePosixPath(one)) for one in _KERNEL) and not shared):
         yield Finding(at, "is no folder that files are kept in", "a folder in a volume, or on a disk")
-        return
-    mounts = [volume for volume in spec.storage.volumes if _is_below(path, _absolute(volume.mount_path) or path)]
-    nearest = max(mounts, key=lambda volume: len(PurePosixPath(volume.mount_path).parts), default=None)
-    if nearest is not None and nearest.read_only:
-        index = spec.storage.volumes.index(nearest)
-        yield Finding(at, f"is in storage.volumes[{index}], which is readOnly", "a folder in a volume that is not")
 
 
 def _written(spec: Any) -> Iterator[Finding]:
     """Paths by which a reward could change what the job goes on from."""
     path = _absolute(spec.checkpoint.path)
-    for at, reward in rewards_of(spec) if path is not None else ():
+    if path is None:
+        return
+    for at, reward in rewards_of(spec):
         for index, folder in enumerate(reward.write_paths):
-            if folder != "/" and _is_below(path, _absolute(folder) or path / "-"):
+            if folder.strip("/") and _is_below(path, _absolute(folder) or path / "-"):
                 wrong = "holds checkpoint.path: a reward, which runs what a model wrote, could change checkpoints"
                 yield Finding((*at, "writePaths", index), wrong, "a folder without checkpoints in it")
 

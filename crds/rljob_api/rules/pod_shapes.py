@@ -89,12 +89,12 @@ def _container(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
         if value is not None and not isinstance(value, str):
             yield Finding((*at, "env", index, "value"), "is no string", "a string, in quotation marks")
     for index, mount in _mappings(container.get("volumeMounts")):
-        for field in ("name", "mountPath") if "$patch" not in mount else ():
-            if not isinstance(mount.get(field), str) or not mount[field]:
-                yield Finding((*at, "volumeMounts", index, field), "is missing, empty or no string", "a string")
+        # What is merged is found by its path; a name may be that of the mount there.
+        if not isinstance(mount.get("mountPath"), str) or not mount["mountPath"]:
+            yield Finding((*at, "volumeMounts", index, "mountPath"), "is missing, empty or no string", "a string")
     resources = container.get("resources")
     for part in ("limits", "requests") if isinstance(resources, dict) else ():
-        amounts = resources.get(part)
+        amounts = (resources or {}).get(part)
         for name, amount in amounts.items() if isinstance(amounts, dict) else ():
             if amount is not None and not _is_amount(amount):
                 yield Finding((*at, "resources", part, name), "is no amount", _AMOUNT)
@@ -104,7 +104,7 @@ def _container(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
 def _security(at: Path, part: dict[str, Any]) -> Iterator[Finding]:
     context = part.get("securityContext")
     for field in ("runAsUser", "runAsGroup", "fsGroup") if isinstance(context, dict) else ():
-        number = context.get(field)
+        number = (context or {}).get(field)
         if number is not None and (type(number) is not int or not 0 <= number < 2**31):
             yield Finding((*at, "securityContext", field), "is no number of a user or group", "0 to 2147483647")
 

@@ -8,6 +8,8 @@ import json
 import lzma
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec import DataSource
@@ -130,3 +132,27 @@ def test_what_is_right_and_what_nobody_reads_is_taken(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-16")
     with pytest.raises(UserError, match=r"chat_template\.jinja: is UTF-16"):
         check_json_files(tmp_path)
+
+
+def test_texts_that_arrow_keeps_as_views_are_read_as_others(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a", "b"], "label": ["1", "2"], "turns": [[{"said": "x"}], []]})
+    views = pa.schema([("prompt", pa.string_view()), ("label", pa.string_view()), table.schema.field("turns")])
+    pq.write_table(table.cast(views), tmp_path / "views.parquet")
+    loaded = load_source(DataSource(path=str(tmp_path / "views.parquet")), "spec.data")
+    assert [row["prompt"] + row["label"] for row in loaded.rows] == ["a1", "b2"]
+    assert loaded.rows[0]["turns"] == [{"said": "x"}]
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    arrays = [pa.array(["a"]), pa.array(["b"]), pa.array(["1"])]
+    pq.write_table(pa.Table.from_arrays(arrays, names=["prompt", "prompt", "label"]), tmp_path / "twice.parquet")
+    with pytest.raises(UserError, match=r"twice\.parquet has two columns called 'prompt'"):
+        load_source(DataSource(path=str(tmp_path / "twice.parquet")), "spec.data")
+
+
+def test_zeros_behind_the_last_row_are_no_encoding(tmp_path: Path) -> None:
+    """A file that was cut off while its blocks were written, as a full disk or a lost node leaves it."""
+    assert what_it_is(ROW.encode() + bytes(4096)) == ""
+    (tmp_path / "cut.jsonl").write_bytes(ROW.encode() + bytes(4096))
+    with pytest.raises(UserError, match=r"cut\.jsonl, line 2: not valid JSON"):
+        load_source(DataSource(path=str(tmp_path / "cut.jsonl")), "spec.data")

@@ -48,3 +48,27 @@ def lifted(table: pa.Table, keys: Iterable[str | None]) -> pa.Table:
         if kind is not None:
             table = table.append_column(key, pc.struct_field(table[column], inner))
     return table
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """The table with texts and bytes of the usual types in the place of views, which few functions of Arrow take."""
+    import pyarrow as pa
+
+    plain = pa.schema([field.with_type(_plain(field.type)) for field in table.schema], table.schema.metadata)
+    return table if plain.equals(table.schema) else table.cast(plain)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    return kind

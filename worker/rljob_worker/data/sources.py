@@ -24,7 +24,7 @@ from rljob_worker.data.columns import TableRows
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.labels import label_text
-from rljob_worker.data.nested import lift
+from rljob_worker.data.nested import lift, without_views
 from rljob_worker.data.prompts import check_prompt, is_plain
 from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.data.seeds import SeededRows
@@ -382,7 +382,10 @@ def _read_parquet(path: Path, field: str) -> Table:
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(path)
+        names = parquet.read_schema(path).names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{field}.path: {path} has two columns called {twice!r}: each name once is needed")
+        return without_views(parquet.read_table(path))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{field}.path: {path} is not a readable Parquet file: {error}") from error
 
@@ -391,7 +394,7 @@ def _load_dataset(path: Path, source: DataSource, field: str) -> Table:
     """A whole split as an Arrow table, from a `save_to_disk` folder or a hub."""
     assert source.path is not None
     dataset = _load_folder(path, source, field) if path.is_dir() else _load_from_hub(source.path, source, field)
-    return dataset.with_format("arrow")[:]
+    return without_views(dataset.with_format("arrow")[:])
 
 
 def _load_folder(path: Path, source: DataSource, field: str) -> Dataset:

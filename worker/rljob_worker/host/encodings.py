@@ -44,9 +44,10 @@ def what_it_is(head: bytes) -> str:
     start = head[:64]
     if b"\0" not in start or len(start) < 4:
         return ""
-    if b"\0\0\0" in start:
+    if b"\0\0\0" in (start[1:4], start[:3]):
         return "UTF-32"
-    return "UTF-16" if start[0::2].count(0) * 2 > len(start) // 2 or start[1::2].count(0) * 2 > len(start) // 2 else ""
+    many, few = sorted((start[0::2].count(0), start[1::2].count(0)), reverse=True)
+    return "UTF-16" if many * 2 > len(start) // 2 > few * 4 else ""
 
 
 def not_text(head: bytes, wanted: str = "UTF-8 is needed") -> str:
