@@ -54,8 +54,6 @@ def _rules(policy: Any) -> Iterator[Finding]:
             wrong = "is that of a job which succeeded: no failure matches"
             yield Finding(("rules", index, "exitCodes"), wrong, "codes from 1 on")
         for earlier, other in enumerate(policy.rules[:index]):
-            if set(rule.exit_codes) == set(other.exit_codes) and set(rule.reasons) == set(other.reasons):
-                yield Finding(("rules", index), f"is never looked at: rules[{earlier}] has its conditions", "others")
             if rule.name is not None and rule.name == other.name:
                 yield Finding(("rules", index, "name"), f"is the name of rules[{earlier}]", "a name of its own")
 
