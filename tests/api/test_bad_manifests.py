@@ -69,6 +69,24 @@ def test_annotations_are_at_most_what_an_api_server_stores() -> None:
         ["evaluation={data: {path: /a, split: test}, samplesPerPrompt: 4, temperature: 0.6}"],
         ["reward={name: regex, args: {pattern: 'a(b)', compare: true}, onError: Score, errorScore: -1}"],
         ["records={httpPort: 8080, httpHost: '::1'}"],
+        ["reward={python: 'scores.async.x:f', writePaths: [/data], readPaths: [/a b/c]}", "checkpoint.path=/data/a"],
+        ["pods.worker={spec: {containers: [{name: a, image: b, env: [{name: a.b-c, value: ''}, {name: A}]}]}}"],
+        ["pods.worker={spec: {containers: [{name: ray-worker, env: [{$patch: replace}], imagePullPolicy: ''}]}}"],
+        ["pods.worker={spec: {containers: [{name: ray-worker, volumeMounts: [{$patch: delete, mountPath: /a}]}]}}"],
+        ["pods.worker={spec: {volumes: [{name: a, hostPath: {type: ''}}, {name: b, emptyDir: {sizeLimit: null}}]}}"],
+        ["pods.worker={spec: {volumes: [{name: a, projected: {sources: []}}, {name: b, ephemeral: {}, image: null}]}}"],
+        ["pods.worker={spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {}}}}}"],
+        ["scheduling.affinity={podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: "
+         "[{weight: 1, podAffinityTerm: {topologyKey: a, namespaceSelector: {}, matchLabelKeys: [b]}}]}}"],
+        ["scheduling.affinity={nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+         "[{matchFields: [{key: metadata.name, operator: In, values: [a]}], matchExpressions: []}, {}]}}}"],
+        ["scheduling.tolerations=[{operator: Exists}, {operator: Exists}]"],
+        ["storage.volumes=[{name: a, mountPath: /sys, hostPath: /sys}, {name: b, mountPath: /proc/cpuinfo, hostPath: "
+         "/var/lib/lxcfs/cpuinfo}, {name: c, mountPath: /dev, source: {hostPath: {path: /dev, type: null}}}]"],
+        ["storage.volumes=[{name: a, mountPath: /a, source: {csi: {driver: d, volumeAttributes: {}}}}]"],
+        ["pods.terminationGraceSeconds=20"],
+        ["timeouts.phases={reward: 60}", "reward={name: code, args: {kind: Calls, tests: t}}",
+         "sandbox={isolation: Service, service: {urls: ['http://a:1/x', 'http://a:1/y'], waitSeconds: 90}}"],
     ],
 )  # fmt: skip
 def test_what_looks_like_it_and_is_right(settings: list[str]) -> None:

@@ -47,7 +47,9 @@ def _deadlines(spec: Any) -> Iterator[Finding]:
     if spec.sandbox is not None and spec.sandbox.service is not None:
         default = SandboxServiceSpec.model_fields["wait_seconds"].default
         wait = spec.sandbox.service.wait_seconds
-        yield from _within(("sandbox", "service", "waitSeconds"), wait, default, _phase(spec, "reward"))
+        # Samples are scored while others are still generated.
+        longest = max(_phase(spec, "reward"), _phase(spec, "rollout"))
+        yield from _within(("sandbox", "service", "waitSeconds"), wait, default, longest)
     for index, judge in enumerate(spec.judges):
         default = JudgeSpec.model_fields["timeout_seconds"].default
         yield from _within(("judges", index, "timeoutSeconds"), judge.timeout_seconds, default, _phase(spec, "reward"))

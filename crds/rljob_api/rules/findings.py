@@ -59,12 +59,8 @@ def named_object(at: tuple[str | int, ...], path: str | None, form: str) -> Iter
     """`package.module:NAME` or `FILE.py:NAME`, whose form the schema has checked; `form` says it in words."""
     if path is not None and unprintable(path):
         yield Finding(at, "holds control characters", form)
-    elif path is not None:
-        module, _, name = path.rpartition(":")
-        for part in (*(() if module.endswith(".py") else module.split(".")), name):
-            if keyword.iskeyword(part):
-                yield Finding(at, f"{part} is a word of Python's, and names nothing", form)
-                return
+    elif path is not None and keyword.iskeyword(name := path.rpartition(":")[2]):
+        yield Finding(at, f"{name} is a word of Python's, and names nothing", form)
 
 
 def address_fault(address: str) -> str:

@@ -11,12 +11,8 @@ from rljob_api.rules.findings import Check, Finding, unprintable
 from rljob_api.rules.places import rewards_of
 from rljob_api.spec import RewardSpec, RLJobSpec, VolumeSpec
 
-_KERNEL = ("/proc", "/sys", "/dev")
+_OF_THE_KERNEL = ("/proc", "/sys", "/dev")
 _OF_THE_IMAGE = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
-
-
-def _is_below(path: PurePosixPath, folder: PurePosixPath) -> bool:
-    return path == folder or folder in path.parents
 
 
 def _absolute(path: str | None) -> PurePosixPath | None:
@@ -41,15 +37,15 @@ def _checkpoints(spec: Any) -> Iterator[Finding]:
 
 
 def _written(spec: Any) -> Iterator[Finding]:
-    """Paths by which a reward could change what the job goes on from."""
+    """The folder of checkpoints as one that a reward may write: who names one above it means others in it."""
     path = _absolute(spec.checkpoint.path)
     if path is None:
         return
     for at, reward in rewards_of(spec):
         for index, folder in enumerate(reward.write_paths):
-            if folder.strip("/") and _is_below(path, _absolute(folder) or path / "-"):
-                wrong = "holds checkpoint.path: a reward, which runs what a model wrote, could change checkpoints"
-                yield Finding((*at, "writePaths", index), wrong, "a folder without checkpoints in it")
+            if folder.strip("/") and _absolute(folder) == path:
+                wrong = "is checkpoint.path: a reward, which runs what a model wrote, could change checkpoints"
+                yield Finding((*at, "writePaths", index), wrong, "a folder of its own")
 
 
 def _paths(reward: Any) -> Iterator[Finding]:
@@ -63,9 +59,11 @@ def _paths(reward: Any) -> Iterator[Finding]:
 
 def _mount(volume: Any) -> Iterator[Finding]:
     path = volume.mount_path.rstrip("/")
-    if path in _KERNEL or path.startswith(("/proc/", "/sys/")):
-        yield Finding(("mountPath",), "is the kernel's, and no container starts with a volume there", "another folder")
-    elif path in _OF_THE_IMAGE:
+    # Pods of devices have the node's own /sys, /dev and libraries there, and lxcfs has files in /proc.
+    of_the_node = volume.host_path is not None or "hostPath" in (volume.source or {})
+    if path in _OF_THE_KERNEL and not of_the_node:
+        yield Finding(("mountPath",), "is the kernel's, and would be hidden by a volume", "another folder")
+    elif path in _OF_THE_IMAGE and not of_the_node:
         yield Finding(("mountPath",), "would hide the programs or settings of the image", "another folder")
     for field, value in (("mountPath", volume.mount_path), ("hostPath", volume.host_path)):
         if value is not None and value != value.strip():

@@ -24,7 +24,6 @@ from rljob_api.spec import (
     RewardPart,
     RewardSpec,
     RolloutSpec,
-    SchedulingSpec,
     TextEnvironmentSpec,
 )
 
@@ -90,7 +89,6 @@ LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     TextEnvironmentSpec: (_once("environment", "tools"),),
     EnvironmentSpec: (_once("secrets", "python_path"),),
     PodsSpec: (_once("image_pull_secrets"),),
-    SchedulingSpec: (_once("tolerations"),),
     FailureRule: (_once("exit_codes", "reasons"),),
     DataSpec: (_skipped_once,),
 }

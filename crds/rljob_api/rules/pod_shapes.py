@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api import kubernetes_names as names
 from rljob_api.rules.findings import LABEL_KEY, Check, Finding
-from rljob_api.spec import PodsSpec, RLJobSpec, SchedulingSpec, VolumeSpec
+from rljob_api.spec import CheckpointSpec, PodsSpec, RLJobSpec, SchedulingSpec, VolumeSpec
 
 Path = tuple[str | int, ...]
 _NEEDED = {
@@ -35,13 +35,15 @@ _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_VARIABLE = re.compile("[ -<>-~]+")
+"""As Kubernetes has it since 1.30: programs beside Ray's have names like `discovery.type`."""
 _AMOUNT = "an amount, like 8, 500m or 2Gi"
 
 
 def _mappings(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The mappings of a list; what is no list is another check's."""
+    """The mappings of a list; what is no list is another check's, and `$patch` says how it is merged."""
     for index, item in enumerate(value if isinstance(value, list) else ()):
-        if isinstance(item, dict):
+        if isinstance(item, dict) and "$patch" not in item:
             yield index, item
 
 
@@ -51,17 +53,19 @@ def _is_amount(value: Any) -> bool:
     )
 
 
-def _source(at: Path, kind: str, source: Any) -> Iterator[Finding]:
-    """A source of a volume."""
+def _source(at: Path, kind: str, source: Any, *, whole: bool) -> Iterator[Finding]:
+    """A source of a volume; one that is not `whole` is merged into that of the volume of the same name."""
     if not isinstance(source, dict):
         return
     for field in _NEEDED.get(kind, ()):
         value = source.get(field)
+        if value is None and not whole:
+            continue
         if not isinstance(value, str) or not value.strip():
             yield Finding((*at, kind, field), "is missing, empty or no string", f"a string, as {kind} of a pod needs")
-    if kind == "hostPath" and source.get("type", "") not in _HOST_PATHS:
+    if kind == "hostPath" and (source.get("type") or "") not in _HOST_PATHS:
         yield Finding((*at, kind, "type"), "is no type of a path", ", ".join(_HOST_PATHS[1:]))
-    if kind == "emptyDir" and not _is_amount(source.get("sizeLimit", 1)):
+    if kind == "emptyDir" and not _is_amount(1 if source.get("sizeLimit") is None else source["sizeLimit"]):
         yield Finding((*at, kind, "sizeLimit"), "is no amount", _AMOUNT)
 
 
@@ -69,12 +73,12 @@ def _volume(volume: Any) -> Iterator[Finding]:
     if volume.claim is not None or volume.host_path is not None:
         return
     for kind, source in (volume.source or {}).items():
-        yield from _source(("source",), kind, source)
+        yield from _source(("source",), kind, source, whole=True)
 
 
 def _words(at: Path, part: dict[str, Any]) -> Iterator[Finding]:
     for field, words in _WORDS.items():
-        if isinstance(part.get(field), str) and part[field] not in words:
+        if isinstance(part.get(field), str) and part[field] not in ("", *words):
             yield Finding((*at, field), "is not one of the allowed values", ", ".join(words))
 
 
@@ -84,8 +88,8 @@ def _container(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
         yield Finding((*at, "image"), "is no image: it is empty or holds blanks", "like registry.example/name:tag")
     for index, variable in _mappings(container.get("env")):
         name, value = variable.get("name"), variable.get("value")
-        if not isinstance(name, str) or not names.is_variable(name):
-            yield Finding((*at, "env", index, "name"), "is no name of a variable", "letters, digits and '_'")
+        if not isinstance(name, str) or _VARIABLE.fullmatch(name) is None:
+            yield Finding((*at, "env", index, "name"), "is no name of a variable", "printable ASCII without '='")
         if value is not None and not isinstance(value, str):
             yield Finding((*at, "env", index, "value"), "is no string", "a string, in quotation marks")
     for index, mount in _mappings(container.get("volumeMounts")):
@@ -96,7 +100,7 @@ def _container(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
     for part in ("limits", "requests") if isinstance(resources, dict) else ():
         amounts = (resources or {}).get(part)
         for name, amount in amounts.items() if isinstance(amounts, dict) else ():
-            if amount is not None and not _is_amount(amount):
+            if amount is not None and not str(name).startswith("$") and not _is_amount(amount):
                 yield Finding((*at, "resources", part, name), "is no amount", _AMOUNT)
     yield from _security(at, container)
 
@@ -126,12 +130,16 @@ def _template(role: str) -> Check:
                     yield Finding((*at, part, index, "name"), wrong, "a name of its own for each")
                 seen |= {name} if isinstance(name, str) else set()
         for index, volume in _mappings(pod.get("volumes")):
-            kinds = [key for key, value in volume.items() if key != "name" and key[0] != "$" and value is not None]
+            kinds = [
+                key
+                for key, value in volume.items()
+                if key != "name" and not str(key).startswith("$") and value is not None
+            ]
             if len(kinds) > 1:
                 wrong = f"has {len(kinds)} sources: {', '.join(kinds)}"
                 yield Finding((*at, "volumes", index), wrong, "exactly one")
             for kind in kinds:
-                yield from _source((*at, "volumes", index), kind, volume[kind])
+                yield from _source((*at, "volumes", index), kind, volume[kind], whole=False)
         yield from _affinity((*at, "affinity"), pod.get("affinity"))
 
     return check
@@ -159,8 +167,8 @@ def _affinity(at: Path, affinity: Any) -> Iterator[Finding]:
         of_nodes, required = kind == "nodeAffinity", rules.get(_REQUIRED)
         if of_nodes and isinstance(required, dict):
             here = (*at, kind, _REQUIRED, "nodeSelectorTerms")
-            if not required.get("nodeSelectorTerms"):
-                yield Finding(here, "is missing or empty: no node would do", "one term at least")
+            if required.get("nodeSelectorTerms") == []:
+                yield Finding(here, "is empty: no node would do", "one term at least")
             for index, term in _mappings(required.get("nodeSelectorTerms")):
                 yield from _terms((*here, index), term)
         elif not of_nodes:
@@ -190,7 +198,9 @@ def _placed(scheduling: Any) -> Iterator[Finding]:
 
 def _grace(spec: Any) -> Iterator[Finding]:
     grace, saving = spec.pods.termination_grace_seconds, spec.checkpoint.grace_seconds
-    if grace is not None and grace < saving:
+    # A default is no wish: who shortens the pods' time alone means the time for saving too.
+    default = CheckpointSpec.model_fields["grace_seconds"].default
+    if grace is not None and saving != default and grace < saving:
         wrong = f"ends a pod before the {saving:g} s of checkpoint.graceSeconds, in which it saves, are over"
         yield Finding(("pods", "terminationGraceSeconds"), wrong, f"at least {saving:g}, or leave it out")
 

@@ -68,7 +68,7 @@ def _service(spec: Any) -> Iterator[Finding]:
 def _server(url: str) -> str:
     """An address as all spellings of it: host in lower case, the port, no slash at the end."""
     parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
 
 

@@ -169,14 +169,6 @@ def _phases(spec: Any) -> Iterator[Finding]:
             yield Finding(("timeouts", "phases", name), f"has no effect without {what}", "leave it out")
 
 
-def _taught(spec: Any) -> Iterator[Finding]:
-    """A teacher from which nothing can be learned."""
-    distill = spec.algorithm.distill
-    if distill is not None and distill.reward_weight == 0 and distill.teacher.path == spec.model.path:
-        wrong = "is the policy's own starting point, from which it never differs: nothing would be learned"
-        yield Finding(("algorithm", "distill", "teacher", "path"), wrong, "another model, or a rewardWeight above 0")
-
-
 def _skipped(data: Any) -> Iterator[Finding]:
     """Rows that a source whose size stands in the manifest does not have."""
     for index, value in enumerate(data.skip):
@@ -203,8 +195,7 @@ SILENT_CHECKS: dict[type, tuple[Check, ...]] = {
     RewardSpec: (_judged,),
     VerdictSpec: (_verdict,),
     RLJobSpec: (
-        *(_python_alone, _around_observations, _bounds_of_episodes, _unspoken, _pixels, _columns, _steps),
-        *(_phases, _taught),
+        *(_python_alone, _around_observations, _bounds_of_episodes, _unspoken, _pixels, _columns, _steps, _phases),
     ),
     EvaluationSpec: (
         _unless(EvaluationSpec, lambda e: e.temperature > 0, "with temperature 0", "a temperature above 0", "top_p"),
