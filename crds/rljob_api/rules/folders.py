@@ -37,7 +37,7 @@ def _checkpoints(spec: Any) -> Iterator[Finding]:
 
 
 def _written(spec: Any) -> Iterator[Finding]:
-    """The folder of checkpoints as one that a reward may write: who names one above it means others in it."""
+    """The folder of checkpoints named as one that a reward may write; one above it is meant for others in it."""
     path = _absolute(spec.checkpoint.path)
     if path is None:
         return

@@ -36,7 +36,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _VARIABLE = re.compile("[ -<>-~]+")
-"""As Kubernetes has it since 1.30: programs beside Ray's have names like `discovery.type`."""
+"""Kubernetes takes these since 1.30: programs beside Ray's have names like `discovery.type`."""
 _AMOUNT = "an amount, like 8, 500m or 2Gi"
 
 
