@@ -106,7 +106,6 @@ GROUPS = (
     ("a step of the doctor that dies", "a library's last word in a step of the doctor"),
     ("a critic on ranks", "a teacher on ranks"),
     ("a wide engine that is killed at work", "a wide engine that is killed while it loads"),
-    ("a judge that scores", "a judge that writes"),
     ("strangers beside one trainer", "strangers beside two trainers"),
 )
 """Tests of a group go through the same code on other devices, or places, or are whole jobs that differ in a section of

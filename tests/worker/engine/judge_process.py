@@ -1,15 +1,16 @@
-"""A judge's engine in a process of its own: judges the texts it reads, sleeps, and judges them again."""
+"""A judge's engine in a process of its own: judges the texts of a file, sleeps, and judges them again."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from rljob_worker.engine.judge import JudgeEngine
 
 if __name__ == "__main__":
-    given = json.loads(sys.stdin.read())
+    given = json.loads(Path(sys.argv[1]).read_text())
     engine = JudgeEngine(given["spec"], model_folder=given["folder"], max_tokens=given["max_tokens"], device=0)
     engine.start()
 

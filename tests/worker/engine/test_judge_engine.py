@@ -6,15 +6,17 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.judge_models import own_answers, own_scores, write_judge
+from support.warm.client import WarmProcess
+from support.warm.protocol import ENGINE
 
 from rljob_api import RLJobSpec
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.spec import JudgeKind
 from rljob_worker.engine.environment import engine_environment
 
@@ -74,15 +76,14 @@ def asked(spec: RLJobSpec, folder: Path, texts: list[list[int]]) -> dict[str, An
         "texts": texts,
         "writes": spec.judges[0].kind is JudgeKind.CHAT,
     }
+    asking = folder.with_name("asking.json")
+    asking.write_text(json.dumps(given))
     path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("judge_process.py"))],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        env=os.environ | engine_environment(spec) | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    environment = os.environ | engine_environment(spec) | {BACKEND_AUTOLOAD_VARIABLE: "0", "PYTHONPATH": path}
+    script = Path(__file__).with_name("judge_process.py")
+    process = WarmProcess(ENGINE, [str(script), str(asking)], environment)
+    output = process.communicate(400)[0]
+    assert process.returncode == 0, output[-4000:]
+    (line,) = [line for line in output.splitlines() if line.startswith("ANSWER ")]
     answer: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
     return answer
