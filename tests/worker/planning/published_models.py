@@ -67,6 +67,6 @@ PARAMETERS = {
 """The sums of the safetensors on the hub."""
 
 
-def published(name: str) -> ModelConfig:
-    """The config of a published model."""
-    return ModelConfig.from_hf(CONFIGS[name])
+def published(name: str, **changed: Any) -> ModelConfig:
+    """The config of a published model, or one that differs from it in some entries."""
+    return ModelConfig.from_hf(CONFIGS[name] | changed)
