@@ -1,6 +1,6 @@
 """Two trainer ranks train a step in several layouts and write which of Megatron's groups they used.
 
-Called as `python recorded_groups.py RANK FOLDER`; writes `FOLDER/rank-N.json`: case -> names of the groups.
+Called as `python recorded_groups.py RANK FOLDER CASE...`; writes `FOLDER/rank-N.json`: case -> names of the groups.
 """
 
 from __future__ import annotations
@@ -90,14 +90,22 @@ def record(used: set[int]) -> None:
     """Note the group of each collective; groups are given by position or by name."""
     for name in _COLLECTIVES:
         if hasattr(dist, name):
-            setattr(dist, name, _recording(getattr(dist, name), used))
+            _replace(getattr(dist, name), _recording(getattr(dist, name), used))
     plain = dist.batch_isend_irecv
 
     def batched(operations: list[Any]) -> Any:
         used.update(id(operation.group) for operation in operations)
         return plain(operations)
 
-    dist.batch_isend_irecv = batched
+    _replace(plain, batched)
+
+
+def _replace(function: Any, by: Any) -> None:
+    """For all but torch itself: Megatron, which may have been imported, has names of its own for some."""
+    for module_name, module in list(sys.modules.items()):
+        if module is dist or module_name.partition(".")[0] in ("megatron", "rljob_worker"):
+            for name in [name for name, value in list(vars(module).items()) if value is function]:
+                setattr(module, name, by)
 
 
 def _recording(function: Any, used: set[int]) -> Any:
@@ -108,11 +116,12 @@ def _recording(function: Any, used: set[int]) -> Any:
     return recording
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, cases: list[str]) -> None:
     used: set[int] = set()
     record(used)
     result = {}
-    for case, (model, training) in LAYOUTS.items():
+    for case in cases:
+        model, training = LAYOUTS[case]
         trainer = Trainer(
             spec(training),
             rank=rank,
@@ -135,4 +144,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,9 @@ import pytest
 import torch
 from recorded_groups import LAYOUTS
 from safetensors.torch import save_file
+from support.samples import drawn
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
@@ -31,6 +31,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"tie_word_embeddings": False, "norm_topk_prob": True},
 }
+DRAWN = drawn("groups of a step", list(LAYOUTS), 3)
+SCRIPT = Path(__file__).with_name("recorded_groups.py")
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +44,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         (folder / name / "config.json").write_text(json.dumps(config))
         shapes = hf_manifest(ModelConfig.from_hf(folder / name))
         save_file({n: torch.ones(shape) * 0.02 for n, shape in shapes}, folder / name / "model.safetensors")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    script = Path(__file__).with_name("recorded_groups.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder)],
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=500)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    run_script(TRAINER, SCRIPT, *([rank, folder, *DRAWN] for rank in range(2)))
     both = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    return {case: sorted({name for one in both for name in one[case]}) for case in LAYOUTS}
+    return {case: sorted({name for one in both for name in one[case]}) for case in DRAWN}
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", DRAWN)
 def test_groups_of_a_step(recorded: dict[str, list[str]], case: str) -> None:
     model, training = LAYOUTS[case]
     spec = RLJobSpec.model_validate(

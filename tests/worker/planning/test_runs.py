@@ -77,6 +77,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     spec["data"]["synthetic"].update(promptSymbols=62, answerSymbols=8, symbols=100, rows=64)
     spec["rollout"] = {"promptsPerStep": 8, "samplesPerPrompt": 2, "maxResponseTokens": CPU_BLOCK - 64}
     spec["rollout"] |= {"ignoreEos": True, "prefixCaching": False, "kvCacheBytes": 2**28}
+    # As in all jobs of the tests: forks of one process, and no thread that waits for one that waits.
+    spec["resources"]["threadsPerDevice"] = 1
     # The probe of the weights would use blocks of its own.
     spec["weightSync"] = {"probeEverySteps": 0}
     spec |= {"steps": 1, "records": {"lingerSeconds": 0}, "timeouts": {"startSeconds": 600, "phaseSeconds": 300}}
