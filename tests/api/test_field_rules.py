@@ -215,7 +215,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.backend=FSDP"], ["spec.training.tensorParallel"]),
     (["training={backend: FSDP, pipelineParallel: 2}"], ["spec.training.pipelineParallel"]),
     (["training={backend: FSDP, expertParallel: 2}"], ["spec.training.expertParallel"]),
-    (["training={backend: FSDP, contextParallel: 2}"], ["spec.training.contextParallel"]),
+    ([*NPU, "training={backend: FSDP, contextParallel: 2}"], ["spec.training.contextParallel"]),
     (["training={backend: FSDP, recompute: Selective}"], ["spec.training.recompute"]),
     (["training={backend: FSDP, fsdp: {shardSize: 3}}"], ["spec.training.fsdp.shardSize"]),
     (["training={backend: FSDP}", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),

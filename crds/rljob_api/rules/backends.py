@@ -80,7 +80,6 @@ BACKENDS = (
     ),
     _uncut("tensorParallel", "tensor_parallel"),
     _uncut("pipelineParallel", "pipeline_parallel"),
-    _uncut("contextParallel", "context_parallel"),
     _uncut("expertParallel", "expert_parallel"),
     Rule(
         on=TrainingSpec,

@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.rules.core import Rule
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
+from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec, TrainingBackend
 
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """Variable that chooses one of vLLM's two model runners for an engine."""
@@ -113,7 +113,17 @@ def _visible(spec: Any) -> Iterator[Finding]:
                 yield Finding(("environment", place, name), "Ray gives each process its devices", "leave it out")
 
 
-DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible)}
+def _rows(spec: Any) -> Iterator[Finding]:
+    """Rows that ranks cannot divide between them."""
+    training = spec.training
+    if training.backend != TrainingBackend.FSDP or training.context_parallel == 1:
+        return
+    if PROFILES[spec.resources.profile].kind == "npu":
+        wrong = "backend FSDP computes attention on NPUs by transformers' own kernel, which takes whole rows"
+        yield Finding(("training", "contextParallel"), wrong, "1, or backend Megatron")
+
+
+DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible, _rows)}
 
 DEVICES = (
     _unable_rule(

@@ -60,6 +60,12 @@ PICTURES = (
         cel=f"!has(self.task) || self.task != 'NameColor' || !has(self.symbols) || self.symbols <= {_COLORS}",
     ),
     _with_pictures(
+        "training.contextParallel",
+        "ranks that divide a row would each have some of a picture's tokens",
+        "1, or data without pictures",
+        lambda spec: spec.training.context_parallel == 1,
+    ),
+    _with_pictures(
         "training.backend",
         "Megatron trains the language half of a model alone, without pictures",
         "FSDP, or data without pictures",

@@ -132,7 +132,7 @@ class TrainingSpec(ApiModel):
     """Pipeline parallel size. A model replica's stages lie on one node, or on several where one has too few devices."""
     context_parallel: GroupSize = 1
     """Context parallel size: devices that divide each row's tokens among them, for samples as many times as long; must
-    divide the heads of a tensor-parallel rank. Only with backend `Megatron`."""
+    divide the heads of a tensor-parallel rank."""
     expert_parallel: GroupSize = 1
     """Expert parallel size (mixture-of-experts models)."""
     precision: Precision = Precision.BF16

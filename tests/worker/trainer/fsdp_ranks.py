@@ -218,6 +218,7 @@ def copies_of(shards: int) -> AbstractContextManager[object]:
 
 
 FSDP = {"backend": "FSDP"} | MANY_TERMS
+CONTEXT = FSDP | {"contextParallel": 2}
 LORA = FSDP | {"lora": {"rank": 5, "alpha": 20}}
 APART = FSDP | {"lora": {"rank": 8, "alpha": 24, "handover": "Adapters"}}
 Case = tuple[int, str, dict[str, Any], Callable[[Trainer, Path], Result]]
@@ -230,6 +231,11 @@ CASES: dict[str, Case] = {
     "one_offload": (1, "dense", FSDP | {"optimizer": {"hostOffload": True}}, run),
     "two": (2, "dense", FSDP, lambda t, f: run(t, f, "from_two")),
     "two_blocks": (2, "dense", FSDP, run),
+    "context": (2, "dense", CONTEXT | {"recompute": "Full"}, run),
+    "context_four": (4, "moe", CONTEXT, run),
+    "context_copies": (4, "dense", CONTEXT | {"fsdp": {"shardSize": 1}}, run),
+    "context_released": (2, "dense", CONTEXT | {"memorySaver": {"releaseProcessGroups": True}}, run),
+    "context_stop": (4, "dense", CONTEXT | {"maxTokensPerMicroBatch": 12}, stop_midway),
     "two_moe": (2, "moe", FSDP, run),
     "two_bf16": (2, "dense", FSDP | {"precision": "bf16"}, run),
     "two_fillers": (2, "dense", FSDP | {"maxTokensPerMicroBatch": 16, "globalBatchSize": 2}, run),

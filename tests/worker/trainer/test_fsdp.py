@@ -29,9 +29,10 @@ FEW = [
     "stop",
     "non_finite",
 ]
-FEW += ["one_recompute", "one_offload", "two_blocks"]
+FEW += ["one_recompute", "one_offload", "two_blocks", "context"]
 MANY = ["megatron", "megatron_moe", "megatron_fillers", "two", "two_moe", "two_fillers", "two_bf16", "two_released"]
 MANY += ["three", "three_moe", "two_to_three", "three_to_one", "tp", "tp_to_three"]
+MANY += ["context_four", "context_copies", "context_released", "context_stop"]
 MANY += ["two_by_two", "two_by_two_resumed", "two_by_two_moe", "two_by_two_stop"]
 LONG = unless_all("three and four ranks")
 
@@ -101,7 +102,7 @@ def continues(results: Results, case: str, before: str, from_to: tuple[str, str]
     assert all(torch.allclose(tensor, after[1][name], atol=2e-6, rtol=0) for name, tensor in after[0].items())
 
 
-@pytest.mark.parametrize("case", ["one", "two", "two_blocks"])
+@pytest.mark.parametrize("case", ["one", "two", "two_blocks", "context"])
 def test_any_number_of_ranks_and_blocks_is_megatron(few: Results, case: str) -> None:
     equal(few, case, "megatron")
 
@@ -111,6 +112,15 @@ def test_any_number_of_ranks_and_blocks_is_megatron(few: Results, case: str) -> 
 def test_many_ranks_copies_and_experts_are_megatron(many: Results, case: str) -> None:
     equal(many, case, "megatron")
     equal(many, f"{case}_moe", "megatron_moe")
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("case", "megatron"),
+    [("context_four", "megatron_moe"), ("context_copies", "megatron"), ("context_released", "megatron")],
+)
+def test_ranks_that_divide_rows_are_megatron(many: Results, case: str, megatron: str) -> None:
+    equal(many, case, megatron)
 
 
 @LONG
@@ -199,8 +209,9 @@ def test_a_stop_in_the_middle_of_a_pass(few: Results) -> None:
 
 
 @LONG
-def test_a_stop_with_copies(many: Results) -> None:
-    stopped(many, "two_by_two_stop")
+@pytest.mark.parametrize("case", ["two_by_two_stop", "context_stop"])
+def test_a_stop_with_copies_or_divided_rows(many: Results, case: str) -> None:
+    stopped(many, case)
 
 
 def test_values_that_are_not_finite_are_not_applied(few: Results) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from support.architectures import ARCHITECTURES, BASE
 from torch import Tensor
 
 from rljob_worker.models.hf_model import PACKED, build_hf_model
-from rljob_worker.trainer.fsdp.attention import register_packed_attention
+from rljob_worker.trainer.fsdp import attention
+from rljob_worker.trainer.fsdp.attention import packed_attention, register_packed_attention
 
 LENGTHS = (40, 40, 9, 1, 23)
 """Some above the window of 16 tokens, some below."""
@@ -96,8 +98,25 @@ def test_what_its_layers_see_otherwise_is_left_to_transformers() -> None:
 
 
 def test_a_mask_is_refused() -> None:
-    from rljob_worker.trainer.fsdp.attention import packed_attention
-
     query = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="without a mask or dropout"):
         packed_attention(torch.nn.Module(), query, query, query, torch.ones(4, 4), row_bounds=[0, 4])
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"s_aux": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"softcap": 3.0, "sliding_window": 3}]
+)
+def test_ranks_that_divide_a_row_compute_their_share_of_its_heads(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchanges are left out: each rank is given all tokens, and gives back its heads."""
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(1, heads, 12, 8, generator=generator) for heads in (4, 2, 2))
+    module, bounds = torch.nn.Module(), [0, 5, 6, 12]
+    whole, _ = packed_attention(module, query, key, value, None, row_bounds=bounds, **how)
+    parts = []
+    for rank in range(2):
+        group: Any = SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank)
+        monkeypatch.setattr(attention, "to_heads", lambda shares, group: [s.chunk(2, 1)[group.rank()] for s in shares])
+        monkeypatch.setattr(attention, "to_tokens", lambda heads, group: heads)
+        part, _ = packed_attention(module, query, key, value, None, row_bounds=bounds, context_group=group, **how)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 2), whole)

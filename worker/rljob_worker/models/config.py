@@ -100,18 +100,29 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, cp: int = 1) -> 
         )
         if value % size
     ]
-    heads = {"num_attention_heads": cfg.num_heads, "num_key_value_heads": cfg.num_query_groups}
-    if linear is not None:
-        heads |= {"linear_num_key_heads": linear.key_heads, "linear_num_value_heads": linear.value_heads}
-    problems += [
-        f"{what} / tensorParallel ({value} / {tp}) is not divisible by contextParallel ({cp})"
-        for what, value in heads.items()
-        if value % tp == 0 and value // tp % cp
-    ]
+    problems += _context_problems(cfg, tp, cp)
     if ep > 1 and not cfg.num_experts:
         problems.append(f"expertParallel ({ep}) needs a mixture-of-experts model, {cfg.model_type} has no experts")
     if problems:
         raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
+
+
+def check_context(model: ModelFacts, cp: int) -> None:
+    """Refuse ranks of a row that cannot divide a model's heads, which are whole on each; UserError lists them."""
+    if problems := _context_problems(model, 1, cp):
+        raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
+
+
+def _context_problems(model: ModelFacts, tp: int, cp: int) -> list[str]:
+    linear = model.linear_attention
+    heads = {"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_query_groups}
+    if linear is not None:
+        heads |= {"linear_num_key_heads": linear.key_heads, "linear_num_value_heads": linear.value_heads}
+    return [
+        f"{what} / tensorParallel ({value} / {tp}) is not divisible by contextParallel ({cp})"
+        for what, value in heads.items()
+        if value % tp == 0 and value // tp % cp
+    ]
 
 
 def sequence_parallel(cfg: ModelConfig, tp: int) -> bool:

@@ -19,12 +19,13 @@ def trainer_groups(model: ModelFacts, job: JobShape) -> list[str]:
     Communicators are made at a group's first collective, so groups that are never used cost nothing. Which ones are
     used was seen by recording the collectives of real training steps (tests/worker/planning/test_communicators.py).
     Megatron's names are those of `parallel_state.get_..._group`. FSDP gathers over the ranks that divide a copy, adds
-    gradients up over the copies, and the rest over all ranks.
+    gradients up over the copies, and the rest over all ranks; around attention those that divide a row exchange it.
     """
     if not isinstance(model, ModelConfig):
         trainers = job.trainers
         sizes = {"shards": trainers.shards, "copies": trainers.world_size // trainers.shards}
-        return [name for name, size in {**sizes, "world": trainers.world_size}.items() if size > 1]
+        sizes |= {"context": trainers.cp, "world": trainers.world_size}
+        return [name for name, size in sizes.items() if size > 1]
     groups = {
         "tensor_model_parallel": job.trainers.tp,
         "pipeline_model_parallel": job.trainers.pp,

@@ -62,6 +62,7 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
     The next layer is gathered while one computes, and a layer's gradients are whole, in the format of computation and
     in fp32, before each rank gets the sums of its rows.
     """
+    batch = batch.share(job.trainers.cp)
     size, kept, chunks = itemsize(spec), _saved(spec, model, batch), loss_chunks(spec, model, job)
     activations = kept.outside + sum(kept.layers)
     if spec.training.recompute is not Recompute.NONE:
@@ -86,6 +87,7 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
 
 def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch) -> PassBytes:
     """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
+    batch = batch.share(job.trainers.cp)
     kept = _saved(spec, model, batch)
     return PassBytes(
         max(kept.layers) + kept.input,

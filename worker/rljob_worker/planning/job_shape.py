@@ -8,7 +8,7 @@ from rljob_api import derived
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import kind_of
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_model_sizes
+from rljob_worker.models.config import ModelConfig, check_context, check_model_sizes
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.parallel_layout import ParallelLayout, check_nodes, check_sizes
 
@@ -57,6 +57,8 @@ def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
         raise UserError(f"spec.{error}") from None
     if isinstance(model, ModelConfig):
         check_model_sizes(model, training)
+    else:
+        check_context(model, training.context_parallel)
     return JobShape(
         kind=kind,
         trainers=ParallelLayout.of_training(training, world),

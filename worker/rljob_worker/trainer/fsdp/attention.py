@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rljob_worker.models.hf_model import PACKED
+from rljob_worker.trainer.context_parallel import to_heads, to_tokens
 from rljob_worker.trainer.packed_attention import Run, attend_on_cpu, attend_on_cuda, runs
 
 
@@ -46,6 +48,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     row_bounds: Sequence[int],
+    context_group: dist.ProcessGroup | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -61,7 +64,8 @@ def packed_attention(
         key: [1, G, T, D], where G divides H.
         value: the same; its D may be another one.
         attention_mask: none.
-        row_bounds: [s + 1], where each sample begins; the last is T.
+        row_bounds: [s + 1], where each sample begins; the last is T, of the whole row.
+        context_group: n ranks, each of which has T / n of the row's tokens; None: this one has all.
         scaling: of the scores; default: 1 / sqrt(D).
         dropout: none.
         sliding_window: tokens that each one sees, itself included.
@@ -74,14 +78,21 @@ def packed_attention(
     if attention_mask is not None or dropout or not getattr(module, "is_causal", True):
         raise ValueError("a row of samples has causal attention without a mask or dropout")
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    if context_group is not None:
+        query, key, value = to_heads([query, key, value], context_group)
+        if s_aux is not None:
+            s_aux = s_aux.chunk(context_group.size())[context_group.rank()]
     longest = max(end - begin for begin, end in pairwise(row_bounds))
     window = sliding_window if sliding_window is not None and sliding_window < longest else None
     how = _Scores(scaling or query.shape[-1] ** -0.5, window, softcap, s_aux)
     if softcap is None and s_aux is None and window is None and value.shape[-1] == query.shape[-1]:
         attend = attend_on_cpu if query.device.type == "cpu" else attend_on_cuda
-        return attend(query, key, value, row_bounds, how.scale).unsqueeze(0), None
-    parts = [_attend(run, query, key, value, how) for run in runs(row_bounds)]
-    return torch.cat(parts).unsqueeze(0), None
+        context = attend(query, key, value, row_bounds, how.scale)
+    else:
+        context = torch.cat([_attend(run, query, key, value, how) for run in runs(row_bounds)])
+    if context_group is not None:
+        context = to_tokens(context, context_group)
+    return context.unsqueeze(0), None
 
 
 def _attend(run: Run, query: Tensor, key: Tensor, value: Tensor, how: _Scores) -> Tensor:

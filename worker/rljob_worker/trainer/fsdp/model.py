@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -16,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from rljob_worker.algorithms.output_layer import Wanted, table_of_logits, token_table
 from rljob_worker.models.hf_model import gathered_apart, has_packed_attention, plain_head
 from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.context_parallel import joined
 from rljob_worker.trainer.fsdp.pictures import see_once
 from rljob_worker.trainer.objective import TokenValues
+from rljob_worker.trainer.row_shares import RowShare
 
 if TYPE_CHECKING:
     from rljob_worker.models.hf_model import HfModel
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 class _Inputs(TypedDict, total=False):
     row_bounds: Sequence[int]
+    context_group: dist.ProcessGroup
     pixel_values: Tensor
     image_grid_thw: Tensor
 
@@ -44,6 +48,7 @@ class ShardedModel:
         reshard_after_forward: whether a layer's parameters are gathered again for it.
         critic: whether its head gives values, and no logits.
         pictures: how it takes them; None: not at all.
+        context_group: the ranks that divide each row; None where this one has whole rows.
 
     Attributes:
         passed: parameters of the layers that a token passes.
@@ -59,8 +64,10 @@ class ShardedModel:
         reshard_after_forward: bool = True,
         critic: bool = False,
         pictures: PictureFacts | None = None,
+        context_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.module = model
+        self._context_group = context_group
         self._pictures = pictures
         self.passed = _passed(model)
         self._packed = has_packed_attention(model)
@@ -92,8 +99,12 @@ class ShardedModel:
             for unit in self._units:
                 unit.reshard()
 
-    def tokens(self, micro_batch: MicroBatch, wanted: Wanted | None) -> TokenValues:
-        """Log-probabilities and entropies of the response tokens, or values; only their rows reach the head."""
+    def tokens(self, share: RowShare, wanted: Wanted | None) -> TokenValues:
+        """Log-probabilities and entropies of the response tokens, or values; only their rows reach the head.
+
+        Of all the row's response tokens, whichever rank has which.
+        """
+        micro_batch = share.inputs
         self._micro_batch, self._wanted = micro_batch, wanted
         output = self.module(
             input_ids=micro_batch.input_ids,
@@ -101,18 +112,20 @@ class ShardedModel:
             use_cache=False,
             **self._beside(micro_batch),
         )
-        values = output.logits.squeeze(0)
-        if wanted is None:
-            return TokenValues.of_critic(values)
-        if self._plain:
-            if values.data_ptr() != self._made:
-                raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")
-            return TokenValues.of_table(values, wanted)
-        return TokenValues.of_table(table_of_logits(values, micro_batch.labels, wanted, micro_batch.teacher), wanted)
+        table = output.logits.squeeze(0)
+        if self._plain and table.data_ptr() != self._made:
+            raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")
+        if wanted is not None and not self._plain:
+            table = table_of_logits(table, micro_batch.labels, wanted, micro_batch.teacher)
+        if self._context_group is not None:
+            table = joined(table, share.places, share.count, self._context_group)
+        return TokenValues.of_critic(table) if wanted is None else TokenValues.of_table(table, wanted)
 
     def _beside(self, micro_batch: MicroBatch) -> _Inputs:
         """Inputs beside a row's tokens: where samples begin, and their pictures."""
         inputs: _Inputs = {"row_bounds": micro_batch.bounds.tolist()} if self._packed else {}
+        if self._context_group is not None:
+            inputs["context_group"] = self._context_group
         if micro_batch.patches is not None and micro_batch.grids is not None:
             if self._pictures is None:
                 raise ValueError(f"{type(self.module).__name__} takes no pictures, and the batch has some")

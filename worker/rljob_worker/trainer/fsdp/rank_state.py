@@ -23,15 +23,19 @@ from rljob_api.spec import (
     WeightTransport,
 )
 from rljob_worker.devices import Device
+from rljob_worker.errors import UserError
 from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters, freeze
 from rljob_worker.models.checkpoint_views import CheckpointView, called_as, check_headers, checkpoint_views
+from rljob_worker.models.config import check_context
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
-from rljob_worker.models.hf_model import build_hf_model, tied_names, tower
+from rljob_worker.models.hf_model import build_hf_model, has_packed_attention, tied_names, tower
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.value_model import build_value_model
 from rljob_worker.models.weight_files import tensor_files
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.context_parallel import context_group
 from rljob_worker.trainer.fsdp.adapters import ShardedAdapters
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.model import ShardedModel
@@ -64,6 +68,7 @@ class Joined:
         memory: where its tensors are and sleep; None where the memory saver is off.
         region: the same, as the context in which tensors are made.
         mesh: of the ranks that divide a copy of a model, and of those that have the same rows.
+        context_group: those that divide each row of samples; None where each has whole rows.
     """
 
     layout: ParallelLayout
@@ -72,6 +77,7 @@ class Joined:
     device: Device
     region: Region
     mesh: DeviceMesh
+    context_group: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +126,17 @@ def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
     )
     torch.manual_seed(spec.seed)
     layout = ParallelLayout.of_training(spec.training, world_size, rank)
+    mesh = _mesh(groups, layout, device.torch_device.type)
+    with groups.recording():
+        context = context_group(layout)
     return Joined(
         layout=layout,
         groups=groups,
         memory=memory,
         device=device,
         region=nullcontext if memory is None else memory.region,
-        mesh=_mesh(groups, layout, device.torch_device.type),
+        mesh=mesh,
+        context_group=context,
     )
 
 
@@ -137,6 +147,7 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
     training, layout, dtype = spec.training, joined.layout, _dtype(spec.training)
+    check_context(ModelFacts.from_hf(model_folder), layout.cp)
     model = build_hf_model(model_folder, attention=_attention(joined.device))
     canonical = checkpoint_views(model)
     views, files = _checked_files(model, canonical, model_folder)
@@ -238,6 +249,11 @@ def _sharded(
     critic: bool = False,
     pictures: PictureFacts | None = None,
 ) -> ShardedModel:
+    if joined.context_group is not None and (tower(model) or not has_packed_attention(model)):
+        why = "sees pictures" if tower(model) else "computes attention in a way of its own"
+        raise UserError(
+            f"spec.training.contextParallel: {type(model).__name__} {why}, and ranks cannot divide its rows; allowed: 1"
+        )
     return ShardedModel(
         model,
         joined.mesh,
@@ -246,6 +262,7 @@ def _sharded(
         reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
         critic=critic,
         pictures=pictures,
+        context_group=joined.context_group,
     )
 
 

@@ -15,14 +15,15 @@ from rljob_worker.trainer.fsdp.model import ShardedModel
 from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.non_finite import bad_micro_batches, findings_of_all_ranks
 from rljob_worker.trainer.objective import Loss, MetricReduction
+from rljob_worker.trainer.row_shares import share_of
 from rljob_worker.trainer.stopping import StopAgreement
 
 
 class Passes:
     """Forward and forward-backward passes of the model over micro-batches.
 
-    Ranks that divide a copy depend on one another in each micro-batch; copies do so in backward passes alone, where
-    gradients are added up over them. The leader of a stop follows from that.
+    Ranks that divide a copy, or a row, depend on one another in each micro-batch; others do so in backward passes
+    alone, where gradients are added up over them. The leader of a stop follows from that.
     """
 
     def __init__(self, model: ShardedModel, layout: ParallelLayout, stop: StopAgreement, device: torch.device) -> None:
@@ -31,12 +32,11 @@ class Passes:
     def without_gradients(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute`; raises StopRequested on all ranks."""
         results = []
-        self._stop.begin_pass(self._layout.rank - self._layout.rank % self._layout.shards)
+        self._stop.begin_pass(self._layout.rank - self._layout.rank % math.lcm(self._layout.shards, self._layout.cp))
         with torch.no_grad(), self._model.passing():
             for index, micro_batch in enumerate(micro_batches):
                 if not self._stop.skip():
-                    here = micro_batch.to(self._device)
-                    results.append(compute(index, here, self._model.tokens(here, compute.wanted))[1])
+                    results.append(self._computed(index, micro_batch, compute)[1])
         self._stop.finish_pass()
         return results
 
@@ -51,12 +51,19 @@ class Passes:
         with self._model.passing():
             for index, micro_batch in enumerate(micro_batches):
                 if not self._stop.skip():
-                    here = micro_batch.to(self._device)
-                    loss, result = compute(index, here, self._model.tokens(here, compute.wanted))
+                    loss, result = self._computed(index, micro_batch, compute)
                     loss.backward()
                     results.append(result)
         self._stop.finish_pass()
         return results, self._model.take_gradients()
+
+    def _computed(self, index: int, micro_batch: MicroBatch, compute: Compute) -> tuple[Tensor, Tensor]:
+        """Loss and result of a row, which ranks of one context compute alike."""
+        layout = self._layout
+        row = micro_batch.padded(layout.cp)
+        share = share_of(row, layout.cp_rank, layout.cp).to(self._device)
+        whole = share.inputs if layout.cp == 1 else row.to(self._device)
+        return compute(index, whole, self._model.tokens(share, compute.wanted))
 
 
 class Updater:
@@ -64,7 +71,7 @@ class Updater:
 
     def __init__(self, passes: Passes, optimizer: ShardedAdamW, layout: ParallelLayout, clip_grad: float) -> None:
         self._passes, self._optimizer, self._layout, self._clip_grad = passes, optimizer, layout, clip_grad
-        self._reduction = MetricReduction(True, layout.world_size)
+        self._reduction = MetricReduction(layout.answers, layout.world_size)
 
     def run(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped AdamW update; collective.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from rljob_api.spec import TrainingSpec
 from rljob_worker.parallel_layout import ParallelLayout, check_sizes
-from rljob_worker.trainer.megatron.context_parallel import context_group
+from rljob_worker.trainer.context_parallel import context_group
 from rljob_worker.trainer.process_groups import ProcessGroups
 
 GROUP_HOLDERS = ("megatron", "mindspeed")

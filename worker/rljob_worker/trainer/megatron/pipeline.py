@@ -13,7 +13,7 @@ from rljob_worker.algorithms.output_layer import Wanted, token_table
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
-from rljob_worker.trainer.megatron.context_parallel import joined
+from rljob_worker.trainer.context_parallel import joined
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.rows import PositionRotary, packed_seq_params
 from rljob_worker.trainer.objective import TokenValues

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rljob_worker.models.facts import LinearAttention
-from rljob_worker.trainer.megatron.context_parallel import to_heads, to_tokens
+from rljob_worker.trainer.context_parallel import to_heads, to_tokens
 
 if TYPE_CHECKING:
     from megatron.core.packed_seq_params import PackedSeqParams

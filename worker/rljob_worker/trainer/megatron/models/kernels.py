@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rljob_worker.trainer.megatron.context_parallel import to_heads, to_tokens
+from rljob_worker.trainer.context_parallel import to_heads, to_tokens
 from rljob_worker.trainer.packed_attention import attend_on_cpu, attend_on_cuda
 from rljob_worker.trainer.shared_attention import attend_shared_on_cpu
 
