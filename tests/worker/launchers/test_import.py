@@ -171,6 +171,18 @@ def test_parallel_sizes_clips_and_rewards_of_roll() -> None:
     assert again.spec["algorithm"] == {"clipHigh": 0.3}
 
 
+def test_rows_that_verl_divides_are_counted_whole() -> None:
+    for strategy, context in (("fsdp", {"contextParallel": 2, "maxTokensPerMicroBatch": 16384}), ("megatron", {})):
+        given: dict[str, object] = {"strategy": strategy, "ulysses_sequence_parallel_size": 2}
+        given["ppo_max_token_len_per_gpu"] = 8192
+        made = Draft()
+        verl.apply_settings(made, [Setting(f"actor_rollout_ref.actor.{name}", value) for name, value in given.items()])
+        training = made.spec["training"]
+        assert isinstance(training, dict)
+        expected = {"contextParallel": None, "maxTokensPerMicroBatch": 8192} | context
+        assert {name: training.get(name) for name in expected} == expected
+
+
 def test_a_profile_that_the_file_names_is_not_assumed(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     for device, notes in (("trainer.device=npu", 0), ("", 1)):

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from published_models import CONFIGS, PARAMETERS
-from support.architectures import ARCHITECTURES
+from support.architectures import ARCHITECTURES, BASE
 from torch import Tensor, nn
 
 from rljob_api.spec import KlSpec, LoraSpec, RLJobSpec
+from rljob_worker.errors import UserError
 from rljob_worker.models.adapters import add_adapters
 from rljob_worker.models.hf_model import build_hf_model
 from rljob_worker.models.transformers_model import TransformersModel, elements
@@ -55,8 +57,15 @@ def test_rows_are_those_that_the_first_rank_has(name: str, shards: int) -> None:
     assert (state.weights, state.optimizer, state.gradients) == (4 * held, 8 * held, 0)
 
 
+class Echo(dist.ProcessGroup):
+    """The first of some ranks, the others of which have the same tokens: it gets what it gives."""
+
+    def alltoall_base(self, received: Tensor, given: Tensor, *_: object) -> None:
+        received.copy_(given)
+
+
 def saved_by_a_real_model(
-    config: dict[str, Any], dtype: torch.dtype, lora: LoraSpec | None = None
+    config: dict[str, Any], dtype: torch.dtype, lora: LoraSpec | None = None, ranks: int = 1
 ) -> tuple[list[int], int]:
     """Bytes that each layer keeps for the backward pass, and all of them."""
     model = build_hf_model(config, attention=register_packed_attention())
@@ -88,10 +97,13 @@ def saved_by_a_real_model(
         return (args[0][:, torch.arange(RESPONSES)], *args[1:])
 
     model.get_output_embeddings().register_forward_pre_hook(select)
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    count = TOKENS // ranks
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None, :count]
+    context: dict[str, Any] = {"context_group": Echo(0, ranks)} if ranks > 1 else {}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         bounds = list(accumulate(LENGTHS, initial=0))
-        model(input_ids=torch.randint(0, 60, (1, TOKENS)), position_ids=positions, use_cache=False, row_bounds=bounds)
+        ids = torch.randint(0, 60, (1, count))
+        model(input_ids=ids, position_ids=positions, use_cache=False, row_bounds=bounds, **context)
     return [after - before for before, after in zip(marks[::2], marks[1::2])], total()
 
 
@@ -104,6 +116,38 @@ def test_activations_are_the_saved_tensors_of_a_real_pass(name: str, dtype: torc
     assert list(planned.layers) == pytest.approx(layers, rel=0.03)
     assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
     assert planned.input == TOKENS * 128 * dtype.itemsize
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_activations_of_ranks_that_divide_a_row_are_those_of_a_real_pass(name: str) -> None:
+    """Scores are of all tokens for a share of the heads, and masks whole on each rank."""
+    config = ARCHITECTURES[name]
+    layers, total = saved_by_a_real_model(config, torch.float32, ranks=2)
+    model = TransformersModel.from_hf(config)
+    planned = saved_bytes(model.config, TOKENS // 2, LONGEST, RESPONSES, 4, ranks=2)
+    assert list(planned.layers) == pytest.approx(layers, rel=0.03)
+    assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
+    whole = saved_bytes(model.config, TOKENS, LONGEST, RESPONSES, 4)
+    assert all(2 * own >= of_all for own, of_all in zip(planned.layers, whole.layers, strict=True))
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (ARCHITECTURES["llama"] | DYNAMIC, "a rope that follows the longest sample"),
+        (BASE | {"model_type": "stablelm"}, "attention that transformers computes in a way of its own"),
+        (CONFIGS["Qwen3-VL-8B-Instruct"], "pictures"),
+        (ARCHITECTURES["llama"] | {"num_key_value_heads": 1}, r"num_key_value_heads .* by contextParallel \(2\)"),
+    ],
+)
+def test_rows_that_ranks_cannot_divide_are_refused(config: dict[str, Any], why: str) -> None:
+    model = TransformersModel.from_hf(config)
+    job_shape(spec_of(), model)
+    with pytest.raises(UserError, match=why):
+        job_shape(spec_of(contextParallel=2), model)
 
 
 def test_adapters_are_planned_as_real_ones_are() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from support.architectures import ARCHITECTURES, BASE
 from torch import Tensor
 
+from rljob_worker.errors import UserError
 from rljob_worker.models.hf_model import PACKED, build_hf_model
 from rljob_worker.trainer.fsdp import attention
 from rljob_worker.trainer.fsdp.attention import packed_attention, register_packed_attention
@@ -101,6 +102,15 @@ def test_a_mask_is_refused() -> None:
     query = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="without a mask or dropout"):
         packed_attention(torch.nn.Module(), query, query, query, torch.ones(4, 4), row_bounds=[0, 4])
+
+
+def test_heads_that_ranks_do_not_divide_are_named() -> None:
+    """Layers of a model may have other numbers of heads than its config says."""
+    query, group = torch.randn(1, 6, 4, 8), SimpleNamespace(size=lambda: 4, rank=lambda: 0)
+    with pytest.raises(UserError, match="contextParallel: 4 does not divide the 6 heads"):
+        packed_attention(
+            torch.nn.Module(), query, query, query, None, row_bounds=[0, 16], context_group=cast("Any", group)
+        )
 
 
 @pytest.mark.parametrize(

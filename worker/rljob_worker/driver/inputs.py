@@ -23,13 +23,12 @@ from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.arguments import longest_prompt, max_model_length, room_for_prompts
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_model_sizes
 from rljob_worker.models.facts import PICTURE_MODELS, ModelFacts, read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.random_model import make_random_model
-from rljob_worker.models.trained import trained_model
+from rljob_worker.models.trained import check_trained_sizes, trained_model
 from rljob_worker.rewards.group_filter import group_filter_of
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.model_judge import model_judge
@@ -82,8 +81,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         raise UserError(f"{path_text(('spec', *finding.path))}: {finding.wrong}; allowed: {finding.allowed}")
     training = spec.training
     model = trained_model(training.backend, model_folder)
-    if isinstance(model, ModelConfig):
-        check_model_sizes(model, training)
+    check_trained_sizes(model, training)
     size = checkpoint_bytes(model, training.precision, training.lora)
     if spec.rollout.router_replay and not any(model.moe_layers):
         raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")

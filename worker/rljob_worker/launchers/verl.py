@@ -127,6 +127,7 @@ RULES: dict[str, Rule] = {
     f"{_M}.context_parallel_size": to("training.contextParallel", whole),
     f"{_M}.optimizer_offload": later,
     f"{_A}.fsdp_config.optimizer_offload": later,
+    f"{_A}.ulysses_sequence_parallel_size": later,
     f"{_A}.fsdp_config.fsdp_size": later,
     f"{_A}.fsdp_config.reshard_after_forward": later,
     **dict.fromkeys(
@@ -197,10 +198,10 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     """Put verl's settings into the draft."""
     last = {setting.name: setting for setting in settings}
     apply(draft, [setting for setting in last.values() if _counts(setting)], RULES, "unknown to `rljob import verl`")
-    count_rows_whole(draft)
     _data(draft, last)
     drop_unused_critic(draft)
     _learn(draft, last)
+    count_rows_whole(draft)
     draft.default(
         algorithm__clipLow=0.2, algorithm__clipHigh=0.2, algorithm__dualClip=3.0, algorithm__aggregation="TokenMean",
         training__optimizer__weightDecay=0.01, training__optimizer__beta2=0.999,
@@ -312,11 +313,13 @@ def _reward(draft: Draft, last: Settings) -> None:
 
 def _fsdp(draft: Draft, last: Settings) -> None:
     size, again = (last.get(f"{_A}.fsdp_config.{name}") for name in ("fsdp_size", "reshard_after_forward"))
+    context = last.get(f"{_A}.ulysses_sequence_parallel_size")
     if draft.get("training.backend") == "FSDP":
         take(draft, size, "training.fsdp.shardSize", _shards)
         take(draft, again, "training.fsdp.reshardAfterForward", switch)
+        take(draft, context, "training.contextParallel", whole)
         return
-    for setting in (size, again):
+    for setting in (size, again, context):
         if setting:
             draft.leave(setting, f"{_A}.strategy is not fsdp")
 

@@ -107,8 +107,19 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, cp: int = 1) -> 
         raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
 
 
-def check_context(model: ModelFacts, cp: int) -> None:
-    """Refuse ranks of a row that cannot divide a model's heads, which are whole on each; UserError lists them."""
+def check_context(model: ModelFacts, cp: int, obstacle: str | None) -> None:
+    """Refuse ranks that cannot divide the rows of a model whose heads are whole on each; UserError says why.
+
+    Args:
+        model: the model.
+        cp: ranks that divide a row.
+        obstacle: what `hf_model.row_obstacle` found.
+    """
+    if cp > 1 and obstacle is not None:
+        raise UserError(
+            f"spec.training.contextParallel: ranks cannot divide the rows of this {model.model_type} model: it "
+            f"{obstacle}; allowed: 1"
+        )
     if problems := _context_problems(model, 1, cp):
         raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
@@ -59,10 +60,12 @@ if TYPE_CHECKING:
             position_ids: Tensor,
             use_cache: bool,
             row_bounds: Sequence[int] = ...,
+            context_group: dist.ProcessGroup | None = ...,
             pixel_values: Tensor = ...,
             image_grid_thw: Tensor = ...,
         ) -> _Output:
-            """Logits of [b, S] int64 tokens at int64 positions; only attention over rows takes bounds.
+            """Logits of [b, S] int64 tokens at int64 positions; only attention over rows takes bounds, and
+            the ranks that divide the row.
 
             A model that sees takes positions [4, b, S], of which the first line is a text's, and pictures [p, D] with
             their patches [k, 3] along time, height and width.
@@ -158,6 +161,30 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
 def has_packed_attention(model: HfModel) -> bool:
     """Whether a model's attention gets the begins of a row's samples."""
     return getattr(model.config.get_text_config(), "_attn_implementation", None) == PACKED
+
+
+def packs_rows(source: str | Path | Mapping[str, object]) -> bool:
+    """Whether a model of a folder, or of a config given as a dict, takes attention over rows of samples."""
+    raw, where = hf_source(source)
+    return _attention(raw, hf_config(raw, where), PACKED) == PACKED
+
+
+def row_obstacle(model: HfModel, *, packed: bool) -> str | None:
+    """Why ranks cannot divide the tokens of a model's rows, for people; None where they can.
+
+    Args:
+        model: as built, with whatever attention.
+        packed: whether it is to be computed with attention over rows.
+    """
+    if tower(model):
+        return "sees pictures, and each rank would have some of a picture's tokens"
+    if not packed:
+        return "has attention that transformers computes in a way of its own, from whole rows"
+    named = [getattr(module, "rope_type", None) for module in model.modules()]
+    kinds = [kind for one in named for kind in (one.values() if isinstance(one, Mapping) else [one])]
+    if any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds):
+        return "has a rope that follows the longest sample that a rank sees, which is another one on each"
+    return None
 
 
 def tower(model: HfModel) -> list[nn.Parameter]:

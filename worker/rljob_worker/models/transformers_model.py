@@ -15,7 +15,7 @@ from rljob_api.spec import LoraSpec
 from rljob_worker.models.adapters import A, B, LinearModule, adapted_modules, linear_modules
 from rljob_worker.models.checkpoint_views import called_as, checkpoint_views
 from rljob_worker.models.facts import ModelFacts, facts_of, hf_config, hf_source
-from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names, tower
+from rljob_worker.models.hf_model import build_hf_model, gathered_apart, packs_rows, row_obstacle, tied_names, tower
 from rljob_worker.models.manifest import CheckpointTensors
 from rljob_worker.models.served import check_served
 from rljob_worker.models.weight_files import files_there
@@ -37,6 +37,8 @@ class TransformersModel(ModelFacts):
     """Parameters that are in none of them."""
     frozen: Shapes
     """Parameters of `root` that no update changes: a tower for pictures."""
+    row_obstacle: str | None
+    """Why ranks cannot divide the tokens of its rows (`hf_model.row_obstacle`)."""
     linear: tuple[LinearModule, ...]
     """Modules of the layers that can have adapters."""
 
@@ -63,6 +65,7 @@ class TransformersModel(ModelFacts):
             units=tuple(_shapes(module) for module in apart),
             root=tuple(tuple(p.shape) for p in model.parameters() if id(p) not in inside),
             frozen=tuple(tuple(parameter.shape) for parameter in tower(model)),
+            row_obstacle=row_obstacle(model, packed=packs_rows(raw)),
             linear=linear_modules(model),
         )
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
+from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.trained import TrainedModel, trained_model
+from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.models.value_model import HEAD
 
 
@@ -17,6 +18,9 @@ def critic_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, TrainedM
 
     All of it is trained, by its own optimizer. A checkpoint of its own that is not here counts as one of the policy's
     size.
+
+    Raises:
+        UserError: one that the backend does not train, or not in this layout.
     """
     critic = derived.critic(spec)
     if critic is None:
@@ -26,7 +30,11 @@ def critic_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, TrainedM
     spec = spec.model_copy(update={"training": training})
     own = critic.model and Path(critic.model.path).expanduser()
     if own and own.is_dir():
-        model = trained_model(training.backend, own)
+        try:
+            model = trained_model(training.backend, own)
+            check_trained_sizes(model, training)
+        except UserError as error:
+            raise UserError(f"spec.critic.model.path: of {own}: {error}") from None
     if isinstance(model, ModelConfig):
         return spec, model.critic((HEAD,))
     tied = len(model.units) == model.num_layers

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rljob_api.spec import LoraHandover, LoraSpec, Recompute, RLJobSpec
@@ -63,7 +64,7 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
     in fp32, before each rank gets the sums of its rows.
     """
     batch = batch.share(job.trainers.cp)
-    size, kept, chunks = itemsize(spec), _saved(spec, model, batch), loss_chunks(spec, model, job)
+    size, kept, chunks = itemsize(spec), _saved(spec, model, job, batch), loss_chunks(spec, model, job)
     activations = kept.outside + sum(kept.layers)
     if spec.training.recompute is not Recompute.NONE:
         activations = kept.outside + len(kept.layers) * kept.input + max(kept.layers)
@@ -88,7 +89,7 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
 def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch) -> PassBytes:
     """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
     batch = batch.share(job.trainers.cp)
-    kept = _saved(spec, model, batch)
+    kept = _saved(spec, model, job, batch)
     return PassBytes(
         max(kept.layers) + kept.input,
         _logits(spec, model, job, batch, kept, copies=1),
@@ -106,10 +107,11 @@ def _logits(
     return all_logits_bytes(spec, model, job, batch, copies=copies)
 
 
-def _saved(spec: RLJobSpec, model: TransformersModel, batch: MicroBatch) -> SavedBytes:
-    lora = spec.training.lora
+def _saved(spec: RLJobSpec, model: TransformersModel, job: JobShape, own: MicroBatch) -> SavedBytes:
+    """Bytes that a pass over a rank's own share of a micro-batch keeps."""
+    lora, ranks = spec.training.lora, job.trainers.cp
     given = "" if lora is None else lora.model_dump_json(by_alias=True)
-    return saved_bytes(model.config, batch.tokens, batch.longest, batch.responses, itemsize(spec), given)
+    return saved_bytes(model.config, own.tokens, own.longest, own.responses, itemsize(spec), given, ranks)
 
 
 def _merges(spec: RLJobSpec) -> bool:
@@ -162,16 +164,19 @@ class SavedBytes:
 
 
 @lru_cache(maxsize=64)
-def saved_bytes(config: str, tokens: int, longest: int, responses: int, size: int, lora: str = "") -> SavedBytes:
+def saved_bytes(
+    config: str, tokens: int, longest: int, responses: int, size: int, lora: str = "", ranks: int = 1
+) -> SavedBytes:
     """Run a model forward over one row of tokens without memory, and add up what autograd would keep.
 
     Args:
         config: the model's, as JSON.
-        tokens: of the row.
-        longest: tokens of each of its samples; attention without a kernel of its own keeps their square.
+        tokens: of the row that this rank has.
+        longest: tokens of each of the row's samples; attention without a kernel of its own keeps their square.
         responses: positions that logits are computed at.
         size: bytes of a number that is computed with.
         lora: the adapters, as JSON; empty: all parameters are trained.
+        ranks: have as many tokens of the row each, and in attention all tokens of a share of the heads.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -186,8 +191,15 @@ def saved_bytes(config: str, tokens: int, longest: int, responses: int, size: in
         with FakeTensorMode() as mode:
             model._apply(_without_memory(mode.from_tensor))
             row = torch.zeros((1, tokens), dtype=torch.int64)
-            bounds = [*range(0, tokens, longest), tokens]
-            return _Walk(model).run(row, responses, bounds)
+            bounds = [*range(0, tokens * ranks, longest), tokens * ranks]
+            return _Walk(model).run(row, responses, bounds, _Unheard(0, ranks) if ranks > 1 else None)
+
+
+class _Unheard(dist.ProcessGroup):
+    """Ranks of a row without processes: what one would get in an exchange is as large as what it gives."""
+
+    def alltoall_base(self, *_given: object) -> None:
+        """Nothing: tensors have no memory."""
 
 
 def _without_memory(fake: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -205,7 +217,9 @@ class _Walk:
         self._layers: list[int] = []
         self._before = self._input = 0
 
-    def run(self, row: Tensor, responses: int, bounds: list[int]) -> SavedBytes:
+    def run(
+        self, row: Tensor, responses: int, bounds: list[int], context_group: dist.ProcessGroup | None
+    ) -> SavedBytes:
         def enter(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             self._before, self._input = self._total, args[0].nbytes
 
@@ -221,7 +235,13 @@ class _Walk:
         self._model.get_output_embeddings().register_forward_pre_hook(select)
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             if has_packed_attention(self._model):
-                self._model(input_ids=row, position_ids=row, use_cache=False, row_bounds=bounds)
+                self._model(
+                    input_ids=row,
+                    position_ids=row,
+                    use_cache=False,
+                    row_bounds=bounds,
+                    context_group=context_group,
+                )
             else:
                 self._model(input_ids=row, position_ids=row, use_cache=False)
         return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers), plain_head(self._model))

@@ -8,8 +8,8 @@ from rljob_api import derived
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import kind_of
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_context, check_model_sizes
 from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.trained import TrainedModel, check_trained_sizes
 from rljob_worker.parallel_layout import ParallelLayout, check_nodes, check_sizes
 
 ASSUMED_PROMPT_TOKENS = 1024
@@ -41,7 +41,7 @@ class JobShape:
         return range(stage * count, (stage + 1) * count)
 
 
-def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
+def job_shape(spec: RLJobSpec, model: TrainedModel) -> JobShape:
     """Shape of a job.
 
     Raises:
@@ -55,10 +55,7 @@ def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
         check_nodes(training, derived.trainers_per_node(spec), derived.trainer_nodes(spec))
     except ValueError as error:
         raise UserError(f"spec.{error}") from None
-    if isinstance(model, ModelConfig):
-        check_model_sizes(model, training)
-    else:
-        check_context(model, training.context_parallel)
+    check_trained_sizes(model, training)
     return JobShape(
         kind=kind,
         trainers=ParallelLayout.of_training(training, world),

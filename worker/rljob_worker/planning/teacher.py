@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rljob_api import derived
 from rljob_api.spec import Divergence, RLJobSpec
-from rljob_worker.models.trained import TrainedModel, trained_model
+from rljob_worker.errors import UserError
+from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.planning.job_shape import JobShape, MicroBatch
 
 _FP32, _INT64 = 4, 8
@@ -16,6 +17,9 @@ def teacher_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, Trained
     """The job and the model as the teacher's passes are planned by; None where there is no teacher.
 
     A checkpoint that is not here counts as one of the policy's size.
+
+    Raises:
+        UserError: one that the backend does not compute with, or not in this layout.
     """
     distill = spec.algorithm.distill
     if distill is None:
@@ -23,7 +27,11 @@ def teacher_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, Trained
     training = spec.training.model_copy(update={"lora": None})
     own = Path(distill.teacher.path).expanduser()
     if own.is_dir():
-        model = trained_model(spec.training.backend, own)
+        try:
+            model = trained_model(spec.training.backend, own)
+            check_trained_sizes(model, training)
+        except UserError as error:
+            raise UserError(f"spec.algorithm.distill.teacher.path: of {own}: {error}") from None
     return spec.model_copy(update={"training": training}), model
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_worker.errors import UserError
 from rljob_worker.parallel_layout import ParallelLayout
 
 
@@ -33,13 +34,20 @@ def to_heads(shares: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]
     """All tokens of a share of heads, of a share of the tokens of all heads; one exchange for all tensors.
 
     Args:
-        shares: each [T / n, heads, width], of one dtype; heads are a multiple of the group's n ranks.
+        shares: each [T / n, heads, width], of one dtype.
         group: the ranks that divide a row, in its order.
 
     Returns:
         Of each [T, heads / n, width], differentiable.
+
+    Raises:
+        UserError: heads that the ranks do not divide.
     """
     ranks = group.size()
+    if uneven := [share.shape[1] for share in shares if share.shape[1] % ranks]:
+        raise UserError(
+            f"spec.training.contextParallel: {ranks} does not divide the {uneven[0]} heads of an attention layer"
+        )
     widths = [share.shape[1] // ranks * share.shape[2] for share in shares]
     for_ranks = torch.cat([share.reshape(len(share), ranks, -1) for share in shares], dim=2).transpose(0, 1)
     received: Tensor = _Exchange.apply(for_ranks, group)

@@ -11,9 +11,10 @@ from rljob_api.spec import TrainingBackend, TrainingSpec
 from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import check_model_sizes
+from rljob_worker.models.config import check_context, check_model_sizes
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.hf_check import checkpoint_bytes
+from rljob_worker.models.hf_model import packs_rows, row_obstacle
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.value_model import build_value_model, value_config
 from rljob_worker.waiting import waiting_for
@@ -86,4 +87,7 @@ def _checkpoint_bytes(training: TrainingSpec, folder: Path) -> int:
         config = value_config(folder)
         check_model_sizes(config, training)
         return checkpoint_bytes(config, training.precision)
-    return _STATE_BYTES * sum(math.prod(view.shape) for view in build_value_model(folder).views)
+    built = build_value_model(folder)
+    obstacle = row_obstacle(built.model, packed=packs_rows(folder))
+    check_context(ModelFacts.from_hf(folder), training.context_parallel, obstacle)
+    return _STATE_BYTES * sum(math.prod(view.shape) for view in built.views)

@@ -10,10 +10,9 @@ from rljob_api.spec import Divergence
 from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_model_sizes
 from rljob_worker.models.hf_check import check_hf_weights
 from rljob_worker.models.json_files import check_json_files
-from rljob_worker.models.trained import TrainedModel, trained_model
+from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def teacher_folder(
     check_json_files(folder)
     try:
         model = trained_model(spec.training.backend, folder)
-        if isinstance(model, ModelConfig):
-            check_model_sizes(model, spec.training)
+        check_trained_sizes(model, spec.training)
         with waiting_for(f"the weights in {folder} to be looked at"):
             check_hf_weights(folder, model)
         others = load_tokenizer(folder)

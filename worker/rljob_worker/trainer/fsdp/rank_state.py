@@ -23,14 +23,13 @@ from rljob_api.spec import (
     WeightTransport,
 )
 from rljob_worker.devices import Device
-from rljob_worker.errors import UserError
 from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters, freeze
 from rljob_worker.models.checkpoint_views import CheckpointView, called_as, check_headers, checkpoint_views
 from rljob_worker.models.config import check_context
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
-from rljob_worker.models.hf_model import build_hf_model, has_packed_attention, tied_names, tower
+from rljob_worker.models.hf_model import build_hf_model, has_packed_attention, row_obstacle, tied_names, tower
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.value_model import build_value_model
 from rljob_worker.models.weight_files import tensor_files
@@ -147,7 +146,6 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
     training, layout, dtype = spec.training, joined.layout, _dtype(spec.training)
-    check_context(ModelFacts.from_hf(model_folder), layout.cp)
     model = build_hf_model(model_folder, attention=_attention(joined.device))
     canonical = checkpoint_views(model)
     views, files = _checked_files(model, canonical, model_folder)
@@ -155,7 +153,9 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
         add_adapters(model, training.lora, dtype, str(model_folder))
     saved_views = canonical if training.lora is None else adapter_views(model)
     pictures = PictureFacts.of_folder(model_folder) if tower(model) else None
-    sharded = _sharded(model, joined, training, dtype if training.lora is None else None, pictures=pictures)
+    sharded = _sharded(
+        model, model_folder, joined, training, dtype if training.lora is None else None, pictures=pictures
+    )
     shards = place_shards(model, _policy_region(joined, spec), joined.device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
     adapters = None
@@ -184,7 +184,7 @@ def build_critic_state(joined: Joined, spec: RLJobSpec, critic: CriticSpec, mode
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
     built = build_value_model(model_folder, attention=_attention(joined.device))
-    sharded = _sharded(built.model, joined, spec.training, _dtype(spec.training), critic=True)
+    sharded = _sharded(built.model, model_folder, joined, spec.training, _dtype(spec.training), critic=True)
     shards = place_shards(built.model, joined.region, joined.device.torch_device)
     pieces = pieces_of_rows(shards.rows, built.views, shards.sizes, joined.layout)
     # A head that the folder does not have stays 0.
@@ -215,7 +215,7 @@ def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> t
     views, files = _checked_files(model, checkpoint_views(model), model_folder)
     freeze(model, _dtype(spec.training))
     training = spec.training.model_copy(update={"recompute": Recompute.NONE})
-    sharded = _sharded(model, joined, training, None)
+    sharded = _sharded(model, model_folder, joined, training, None)
     shards = place_shards(model, nullcontext, joined.device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, joined.layout), files)
     return sharded, shards
@@ -242,6 +242,7 @@ def _dtype(training: TrainingSpec) -> torch.dtype:
 
 def _sharded(
     model: HfModel,
+    folder: Path,
     joined: Joined,
     training: TrainingSpec,
     dtype: torch.dtype | None,
@@ -249,11 +250,8 @@ def _sharded(
     critic: bool = False,
     pictures: PictureFacts | None = None,
 ) -> ShardedModel:
-    if joined.context_group is not None and (tower(model) or not has_packed_attention(model)):
-        why = "sees pictures" if tower(model) else "computes attention in a way of its own"
-        raise UserError(
-            f"spec.training.contextParallel: {type(model).__name__} {why}, and ranks cannot divide its rows; allowed: 1"
-        )
+    obstacle = row_obstacle(model, packed=has_packed_attention(model))
+    check_context(ModelFacts.from_hf(folder), joined.layout.cp, obstacle)
     return ShardedModel(
         model,
         joined.mesh,
