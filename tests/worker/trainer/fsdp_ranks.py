@@ -236,6 +236,12 @@ CASES: dict[str, Case] = {
     "context_copies": (4, "dense", CONTEXT | {"fsdp": {"shardSize": 1}}, run),
     "context_released": (2, "dense", CONTEXT | {"memorySaver": {"releaseProcessGroups": True}}, run),
     "context_stop": (4, "dense", CONTEXT | {"maxTokensPerMicroBatch": 12}, stop_midway),
+    "context_copies_stop": (
+        4,
+        "dense",
+        CONTEXT | {"fsdp": {"shardSize": 1}, "maxTokensPerMicroBatch": 12},
+        stop_midway,
+    ),
     "two_moe": (2, "moe", FSDP, run),
     "two_bf16": (2, "dense", FSDP | {"precision": "bf16"}, run),
     "two_fillers": (2, "dense", FSDP | {"maxTokensPerMicroBatch": 16, "globalBatchSize": 2}, run),
@@ -272,6 +278,7 @@ CASES: dict[str, Case] = {
     "lora_eight": (1, "dense", FSDP | {"lora": {"rank": 8, "alpha": 24}}, run),
     "lora_apart": (2, "dense", APART, lambda t, f: run_apart(t, f, "from_apart")),
     "lora_apart_resumed": (2, "dense", APART, lambda t, f: load(t, f, "from_apart")),
+    "lora_context": (2, "dense", LORA | {"contextParallel": 2, "recompute": "Full"}, run_adapters),
     "lora_released": (2, "dense", LORA | {"memorySaver": {"releaseProcessGroups": True}}, run_adapters),
     "two_released": (2, "dense", FSDP | {"memorySaver": {"releaseProcessGroups": True}}, run),
 }

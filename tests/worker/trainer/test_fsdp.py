@@ -32,7 +32,7 @@ FEW = [
 FEW += ["one_recompute", "one_offload", "two_blocks", "context"]
 MANY = ["megatron", "megatron_moe", "megatron_fillers", "two", "two_moe", "two_fillers", "two_bf16", "two_released"]
 MANY += ["three", "three_moe", "two_to_three", "three_to_one", "tp", "tp_to_three"]
-MANY += ["context_four", "context_copies", "context_released", "context_stop"]
+MANY += ["context_four", "context_copies", "context_released", "context_stop", "context_copies_stop"]
 MANY += ["two_by_two", "two_by_two_resumed", "two_by_two_moe", "two_by_two_stop"]
 LONG = unless_all("three and four ranks")
 
@@ -209,7 +209,7 @@ def test_a_stop_in_the_middle_of_a_pass(few: Results) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("case", ["two_by_two_stop", "context_stop"])
+@pytest.mark.parametrize("case", ["two_by_two_stop", "context_stop", "context_copies_stop"])
 def test_a_stop_with_copies_or_divided_rows(many: Results, case: str) -> None:
     stopped(many, case)
 
