@@ -227,6 +227,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         [*APART, "data.imageKey=images", "training={backend: FSDP, lora: {rank: 8, handover: Adapters}}"],
         ["spec.training.lora.handover"],
     ),
+    (["data.imageKey=images", "training={backend: FSDP, contextParallel: 2}"], ["spec.training.contextParallel"]),
     (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
     (["data.imageKey=images", "training={backend: FSDP}", *DISTILL], ["spec.algorithm.name"]),
     (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
@@ -586,6 +587,7 @@ ACCEPTED: list[list[str]] = [
     [*PPO, "algorithm.gae={gamma: 0.99, lambda: 0.95}", "critic={model: {path: a/b}, updatesPerStep: 2}"],
     [*PPO, "mode=Async", "resources={profile: cpu}", "training.lora={rank: 8}"],
     ["rollout.topK=2", "rollout.minP=0.99"],
+    ["resources.profile=cuda", "training={backend: FSDP, contextParallel: 2}"],
     [*NPU, "resources.tuning.taskQueueEnable=2"],
     [
         "resources={profile: ascend-a3, nodes: 2, devicesPerNode: 8}",

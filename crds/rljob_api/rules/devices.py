@@ -113,17 +113,24 @@ def _visible(spec: Any) -> Iterator[Finding]:
                 yield Finding(("environment", place, name), "Ray gives each process its devices", "leave it out")
 
 
-def _rows(spec: Any) -> Iterator[Finding]:
-    """Rows that ranks cannot divide between them."""
-    training = spec.training
-    if training.backend != TrainingBackend.FSDP or training.context_parallel == 1:
-        return
-    if PROFILES[spec.resources.profile].kind == "npu":
-        wrong = "backend FSDP computes attention on NPUs by transformers' own kernel, which takes whole rows"
-        yield Finding(("training", "contextParallel"), wrong, "1, or backend Megatron")
+def _rows_rule() -> Rule:
+    npus = _names(lambda profile: profile.kind == "npu")
+    return Rule(
+        on=RLJobSpec,
+        field="training.contextParallel",
+        wrong="backend FSDP computes attention on NPUs by transformers' own kernel, which takes whole rows",
+        allowed=f"1, or backend Megatron, on profiles {', '.join(npus)}",
+        check=lambda s: (
+            s.training.backend != TrainingBackend.FSDP
+            or s.training.context_parallel == 1
+            or PROFILES[s.resources.profile].kind != "npu"
+        ),
+        cel="!has(self.training) || self.training.backend != 'FSDP' || self.training.contextParallel == 1 || "
+        f"!({on_one_of(npus)})",
+    )
 
 
-DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible, _rows)}
+DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible)}
 
 DEVICES = (
     _unable_rule(
@@ -152,6 +159,7 @@ DEVICES = (
         off="false",
     ),
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
+    _rows_rule(),
     _nz_rule("variables"),
     _nz_rule("rollout"),
     _runner_rule("variables"),
