@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +150,21 @@ def test_rows_that_ranks_cannot_divide_are_refused(config: dict[str, Any], why: 
     job_shape(spec_of(), model)
     with pytest.raises(UserError, match=why):
         job_shape(spec_of(contextParallel=2), model)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("algorithm.distill.teacher", {"algorithm": {"name": "distill", "distill": {"teacher": {"path": ""}}}}),
+        ("critic.model", {"algorithm": {"name": "ppo"}, "critic": {"model": {"path": ""}}}),
+    ],
+)
+def test_so_are_those_of_a_teacher_and_a_critic(field: str, given: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ARCHITECTURES["llama"] | DYNAMIC))
+    document = spec_of(contextParallel=2).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec = RLJobSpec.model_validate(document | json.loads(json.dumps(given).replace('""', json.dumps(str(tmp_path)))))
+    with pytest.raises(UserError, match=rf"spec\.{field}\.path: of .* follows the longest sample"):
+        plan_memory(spec, TransformersModel.from_hf(ARCHITECTURES["llama"]))
 
 
 def test_adapters_are_planned_as_real_ones_are() -> None:
