@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -192,11 +192,26 @@ def saved_bytes(
             model._apply(_without_memory(mode.from_tensor))
             row = torch.zeros((1, tokens), dtype=torch.int64)
             bounds = [*range(0, tokens * ranks, longest), tokens * ranks]
-            return _Walk(model).run(row, responses, bounds, _Unheard(0, ranks) if ranks > 1 else None)
+            group = cast("dist.ProcessGroup", _Unheard(ranks)) if ranks > 1 else None
+            return _Walk(model).run(row, responses, bounds, group)
 
 
-class _Unheard(dist.ProcessGroup):
-    """Ranks of a row without processes: what one would get in an exchange is as large as what it gives."""
+class _Unheard:
+    """The first of a row's ranks without the others: what it would get in an exchange is as large as what it gives.
+
+    In the place of a process group, which takes processes.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def size(self) -> int:
+        """Ranks of the row."""
+        return self._ranks
+
+    def rank(self) -> int:
+        """The first."""
+        return 0
 
     def alltoall_base(self, *_given: object) -> None:
         """Nothing: tensors have no memory."""
