@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -96,11 +97,30 @@ def decode(content: bytes) -> str:
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"has more than {MAX_BYTES // 2**20} MiB, which is no manifest")
+    if name := _other_encoding(content):
+        raise YamlError(f"is {name}; a manifest is UTF-8 (convert it: iconv -f {name} -t UTF-8)")
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise YamlError(f"cannot be read: line {line} is not UTF-8 ({error.reason})") from None
+    if (mark := text.find("\n\ufeff")) >= 0:
+        line = text.count("\n", 0, mark) + 2
+        raise YamlError(f"line {line} begins with a byte order mark (U+FEFF), as where files were joined: take it out")
+    return text
+
+
+_FIRST_BYTE, _LAST_BYTE = [False, True, True, True], [True, True, True, False]
+
+
+def _other_encoding(content: bytes) -> str:
+    """UTF-16 and UTF-32, by their marks, or by the zeros that their first characters have; else empty."""
+    zeros = [byte == 0 for byte in content[:4]]
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or zeros in (_FIRST_BYTE, _LAST_BYTE):
+        return "UTF-32"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    return {(True, False, True, False): "UTF-16BE", (False, True, False, True): "UTF-16LE"}.get(tuple(zeros), "")
 
 
 class _Loader(yaml.SafeLoader):

@@ -36,9 +36,17 @@ def test_files_that_are_too_large(tmp_path: Path) -> None:
 
 
 def test_files_of_other_encodings_name_the_line(tmp_path: Path) -> None:
-    for name, content in (("utf-16", "a: é\n".encode("utf-16")), ("latin", b"a: \xe9\n"), ("half", b"a: \xed\xa0\x80")):
+    for name, content in (("latin", b"a: \xe9\n"), ("half", b"a: \xed\xa0\x80")):
         (tmp_path / name).write_bytes(content)
         assert refused(tmp_path / name).startswith("cannot be read: line 1 is not UTF-8")
+    for name in ("UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32", "UTF-32LE", "UTF-32BE"):
+        (tmp_path / name).write_bytes("a: é\n".encode(name))
+        said = name if name.startswith("UTF-16") else "UTF-32"
+        assert refused(tmp_path / name) == f"is {said}; a manifest is UTF-8 (convert it: iconv -f {said} -t UTF-8)"
+    (tmp_path / "zeros").write_bytes(bytes(64))
+    assert refused(tmp_path / "zeros") == "line 1: holds the character U+0000: special characters are not allowed"
+    (tmp_path / "joined").write_bytes(b"a: 1\n\xef\xbb\xbfb: 1\n")
+    assert refused(tmp_path / "joined").startswith("line 2 begins with a byte order mark (U+FEFF)")
     (tmp_path / "bom.yaml").write_bytes(b"\xef\xbb\xbf" + DESIGN_EXAMPLE.lstrip().encode())
     assert load_manifest(tmp_path / "bom.yaml").metadata.name == "qwen3-4b-grpo"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import json
 import lzma
@@ -148,6 +149,11 @@ def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays(arrays, names=["prompt", "prompt", "label"]), tmp_path / "twice.parquet")
     with pytest.raises(UserError, match=r"twice\.parquet has two columns called 'prompt'"):
         load_source(DataSource(path=str(tmp_path / "twice.parquet")), "spec.data")
+
+
+def test_marks_of_files_that_were_joined_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "joined.jsonl").write_bytes(codecs.BOM_UTF8 + ROW.encode() + codecs.BOM_UTF8 + ROW.encode())
+    assert len(load_source(DataSource(path=str(tmp_path / "joined.jsonl")), "spec.data").rows) == 2
 
 
 def test_zeros_behind_the_last_row_are_no_encoding(tmp_path: Path) -> None:

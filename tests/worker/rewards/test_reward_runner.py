@@ -36,6 +36,18 @@ def hangs(response):
 def dies(response):
     if "b" in response: os._exit(3)
     return 1.0
+class Silent(Exception):
+    def __str__(self): raise RuntimeError("no text")
+def odd(response):
+    if "b" in response: raise BaseException("of its own")
+    if "c" in response: raise Silent
+    if "d" in response: raise ValueError("x" * 10**6)
+    if "e" in response: raise KeyboardInterrupt
+    if "f" in response: raise asyncio.CancelledError
+    return 1.0
+async def async_odd(response): return odd(response)
+def forgets_async(response): return async_odd(response)
+def yields(response): yield 1.0
 def wrong(response):
     results = {"a": "text", "b": float("nan"), "c": None, "d": {"points": 1}, "e": {"score": 1, "note": "x"}}
     results |= {"f": 1e39, "g": {"score": 0, "loss": -1e39}, "h": 10**400}
@@ -261,6 +273,26 @@ def test_a_failing_reward_names_the_sample_or_scores_it(make_runner: Make, funct
         with pytest.raises(RewardError, match=rf"the reward of prompt data/0, sample 2 failed: {pattern}"):
             runner.score(samples_of(spec, ["a", "c", "a b", "a"]), soon())
         assert scores(runner, spec, ["a", "c"]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("function", ["odd", "async_odd"])
+def test_exceptions_of_any_kind_are_failures_of_their_samples(make_runner: Make, function: str) -> None:
+    runner, spec = make_runner(function, onError="Score", errorScore=-1.0)
+    results = runner.score(samples_of(spec, ["a", "b", "c", "d", "e", "f", "a"]), soon())
+    assert [r.score for r in results] == [1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
+    said = [str(result.error) for result in results[1:-1]]
+    begins = ["BaseException: of its own (", "Silent: (its text fails: RuntimeError) (", "ValueError: xxx"]
+    for text, start in zip(said, [*begins, "KeyboardInterrupt:  (", "CancelledError:  ("], strict=True):
+        assert text.startswith(start), text
+        assert "my_rewards_for_test.py, line " in text
+        assert len(text) < 2500
+
+
+def test_what_would_have_to_be_awaited_or_iterated_is_named(make_runner: Make) -> None:
+    for function, message in (("forgets_async", "async def"), ("yields", "return it in the place of yield")):
+        runner, spec = make_runner(function, onError="Score", errorScore=-1.0)
+        (result,) = runner.score(samples_of(spec, ["a"]), soon())
+        assert (result.score, message in str(result.error)) == (-1.0, True), result.error
 
 
 def test_an_async_reward_that_blocks_its_process_is_ended(make_runner: Make) -> None:

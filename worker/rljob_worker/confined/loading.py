@@ -13,6 +13,8 @@ from typing import Any
 from rljob_api.rewards import function_file
 from rljob_worker.errors import UserError
 
+LONGEST_TEXT = 2000
+
 
 def load_named(path: str, field: str, kind: str, reach: str) -> Any:
     """The object at `package.module:NAME` or `FILE.py:NAME`.
@@ -34,10 +36,15 @@ def load_named(path: str, field: str, kind: str, reach: str) -> Any:
         module = _import_file(Path(module_name), field) if function_file(path) else importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{field}: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
+            f"{field}: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {text_of(error)}"
             f"{out_of_reach(error, reach)}"
         ) from error
-    found = getattr(module, name, None)
+    try:
+        found = getattr(module, name, None)
+    except (Exception, SystemExit) as error:
+        # A module's own `__getattr__`.
+        what = f"module {module_name!r} fails when it is asked for {name!r}"
+        raise UserError(f"{field}: {path!r}: {what}: {type(error).__name__}: {text_of(error)}") from error
     if found is None:
         near = difflib.get_close_matches(name, [n for n in dir(module) if not n.startswith("__")])
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -65,6 +72,15 @@ def _import_file(file: Path, field: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, at most `LONGEST_TEXT` characters of it; a user's own may fail at saying it."""
+    try:
+        text = str(error)
+    except BaseException as failed:
+        return f"(its text fails: {type(failed).__name__})"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
 
 
 def out_of_reach(error: BaseException, reach: str) -> str:

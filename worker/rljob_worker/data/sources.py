@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gc
 import hashlib
@@ -346,6 +347,9 @@ def _row(line: bytes, name: str, number: int) -> Row:
         else:
             return row
     except json.JSONDecodeError as error:
+        if line.startswith(codecs.BOM_UTF8):
+            # Files with a mark each that were put together.
+            return _row(without_mark(line), name, number)
         listed = "; the file is one list: JSON lines have an object in each line" if line == b"[" else ""
         wrong = f"not valid JSON: {error.msg} at column {error.colno}{listed}"
     except UnicodeDecodeError as error:

@@ -24,7 +24,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from rljob_worker.confined.inside import adapt
-from rljob_worker.confined.loading import out_of_reach
+from rljob_worker.confined.loading import out_of_reach, text_of
 from rljob_worker.environments.base import (
     AgentCall,
     Call,
@@ -65,7 +65,7 @@ def main() -> None:
                 except GoneError as error:
                     _answer(connection, task, "gone", str(error))
                     return
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     kind, value = "failed", f"{type(call).__name__.lower()}: {_describe(error)}"
                     held.forget(number)
                 _answer(connection, task, kind, value)
@@ -143,7 +143,7 @@ def _describe(error: BaseException) -> str:
     """The exception and where the environment raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    text = str(error)
+    text = text_of(error)
     said = text if isinstance(error, ValueError) and not frames else f"{type(error).__name__}: {text}"
     return f"{said}{place}{out_of_reach(error, REACH)}"
 

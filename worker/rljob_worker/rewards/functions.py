@@ -172,8 +172,20 @@ def _number(value: Any, name: str) -> float:
     if hasattr(value, "item") and tuple(getattr(value, "shape", (0,))) in ((), (1,)):
         value = value.item()
     if not isinstance(value, numbers.Real | Decimal):
-        raise ValueError(f"{name} is {type(value).__name__} ({str(value)[:80]!r}), not a number")
+        raise ValueError(f"{name} is {type(value).__name__} ({str(value)[:80]!r}), not a number{_remedy(value)}")
     return representable(value, name)
+
+
+def _remedy(value: object) -> str:
+    """The rest of a message about what a function made in the place of a number; empty where that says enough."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            # Python would warn that nobody awaited it.
+            value.close()
+        return ": await it in the function, which is then an async def"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return ": return it in the place of yield"
+    return ""
 
 
 def representable(value: Any, name: str) -> float:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rljob_worker.confined.inside import adapt
-from rljob_worker.confined.loading import load_named, out_of_reach
+from rljob_worker.confined.loading import load_named, out_of_reach, text_of
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.functions import REACH, is_async
 
@@ -50,15 +50,15 @@ def main() -> None:
             _answer(connection, "refused", f"spec.{error}")
             return
         except (Exception, SystemExit) as error:
-            _answer(connection, "failed", f"spec.{FIELD}: {type(error).__name__}: {error}")
+            _answer(connection, "failed", f"spec.{FIELD}: {type(error).__name__}: {text_of(error)}")
             return
         _answer(connection, "ready")
         while True:
             number, given = connection.recv()
             try:
                 _answer(connection, number, "keep", verdict(keeps(given)))
-            except (Exception, SystemExit) as error:
-                said = f"{type(error).__name__}: {error}{out_of_reach(error, REACH)}"
+            except BaseException as error:
+                said = f"{type(error).__name__}: {text_of(error)}{out_of_reach(error, REACH)}"
                 _answer(connection, number, "error", said)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

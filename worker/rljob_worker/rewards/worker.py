@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.confined.inside import adapt
-from rljob_worker.confined.loading import out_of_reach
+from rljob_worker.confined.loading import out_of_reach, text_of
 from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
@@ -222,7 +222,7 @@ def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]])
         task, samples = connection.recv()
         try:
             answer: tuple[int, str, list[Score] | str] = (task, "scores", score(samples))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             answer = (task, *_failure(error))
         _answer(connection, *answer)
 
@@ -233,6 +233,7 @@ async def _serve_async(
     """Runs all tasks that the driver sends at once, each with its own deadline."""
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+    closed = asyncio.Event()
 
     def read() -> None:
         message: Message | None
@@ -250,7 +251,9 @@ async def _serve_async(
         try:
             async with deadline:
                 answer: tuple[int, str, list[Score] | str] = (task, "scores", await score(samples))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if closed.is_set():
+                raise
             answer = (task, "error", timeout_message(timeout)) if deadline.expired() else (task, *_failure(error))
         _answer(connection, *answer)
 
@@ -260,6 +263,7 @@ async def _serve_async(
         runner = asyncio.create_task(run(*message))
         running.add(runner)
         runner.add_done_callback(running.discard)
+    closed.set()
 
 
 def timeout_message(seconds: float) -> str:
@@ -268,16 +272,16 @@ def timeout_message(seconds: float) -> str:
 
 
 def _failure(error: BaseException) -> tuple[str, str]:
-    return (
-        ("outage", str(error)) if isinstance(error, RewardOutageError | SandboxError) else ("error", _describe(error))
-    )
+    if isinstance(error, RewardOutageError | SandboxError):
+        return "outage", text_of(error)
+    return "error", _describe(error)
 
 
 def _describe(error: BaseException) -> str:
     """The exception and where the reward raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}{out_of_reach(error, REACH)}"
+    return f"{type(error).__name__}: {text_of(error)}{place}{out_of_reach(error, REACH)}"
 
 
 def _is_ours(filename: str) -> bool:
