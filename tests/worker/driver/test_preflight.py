@@ -106,6 +106,7 @@ INDEXES: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "not a safetensors index"),
     "a list": ([], "not a safetensors index"),
     "no files": ({"weight_map": {Q: 5}}, "must map tensors to names of files"),
+    "a name that no file has": ({"weight_map": {Q: "a" * 300 + ".safetensors"}}, "must map tensors to names of files"),
     "elsewhere": ({"weight_map": {Q: "../model.safetensors"}}, "must map tensors to names of files"),
     "a file that is not there": ({"weight_map": {Q: "b.safetensors"}}, "b.safetensors: no such file"),
     "a tensor that is not there": ({"weight_map": {"x": "model.safetensors"}}, "tensor x is missing"),

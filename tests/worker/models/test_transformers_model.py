@@ -44,6 +44,8 @@ def test_units_and_root_are_the_whole_model_once(name: str) -> None:
         ({"model_type": "llamma"}, "model_type 'llamma' is no model that transformers has"),
         ({"model_type": "bert"}, "'bert'.*vLLM has no BertLMHeadModel"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures .* is trained as LlamaForCausalLM"),
+        ({"hidden_act": "sillu"}, "transformers builds no model of it: KeyError: 'sillu'"),
+        ({"rope_theta": "8"}, "transformers builds no model of it: TypeError"),
     ],
 )
 def test_what_transformers_or_vllm_does_not_fit_is_refused_by_name(config: dict[str, object], message: str) -> None:

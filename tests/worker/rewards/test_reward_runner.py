@@ -58,6 +58,10 @@ def numpy_scalar(response):
     return numpy.float32(0.5)
 def batch(samples, scale=1.0): return [scale * len(samples) + len(s["response"]) + s["level"] for s in samples]
 def short_batch(samples): return [1.0]
+def scalar_batch(samples):
+    import json, numpy
+    json.dumps = None
+    return numpy.float64(1.0)
 async def judge(response, gate):
     while not os.path.exists(gate): await asyncio.sleep(0.01)
     return 1.0 if response == "a" else 0.0
@@ -332,6 +336,9 @@ def test_a_weighted_sum_that_cannot_be_trained_on_names_the_sample(make_runner: 
 def test_a_batch_of_the_wrong_size_is_an_error(make_runner: Make) -> None:
     runner, spec = make_runner("short_batch", batch=True)
     with pytest.raises(RewardError, match="sample 0 failed: ValueError: 1 scores were returned for 2 samples"):
+        runner.score(samples_of(spec, ["a", "b"]), soon())
+    runner, spec = make_runner("scalar_batch", batch=True)
+    with pytest.raises(RewardError, match="sample 0 failed: ValueError: a list of 2 scores is needed, not float64"):
         runner.score(samples_of(spec, ["a", "b"]), soon())
 
 

@@ -75,7 +75,7 @@ def _import_file(file: Path, field: str) -> ModuleType:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, at most `LONGEST_TEXT` characters of it; a user's own may fail at saying it."""
+    """Text of an exception, at most `LONGEST_TEXT` characters of it; a user's own may fail at saying it."""
     try:
         text = str(error)
     except BaseException as failed:

@@ -123,8 +123,13 @@ def _refuse_own_code(folder: Path, error: Exception) -> None:
 
 def tokens_added_after(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that the tokenizer adds at the end of every text, such as an end token."""
-    plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a b")["input_ids"]
+    try:
+        plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a b")["input_ids"]
+    except Exception as error:
+        raise UserError(
+            f"spec.model: the tokenizer makes no tokens of text: {type(error).__name__}: {error}"
+        ) from error
     starts = range(len(whole) - len(plain) + 1)
     start = next((start for start in starts if whole[start : start + len(plain)] == plain), None)
     return () if start is None or not plain else tuple(whole[start + len(plain) :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,6 +197,9 @@ def _unsupported(raw: Mapping[str, object], hf: HfConfig) -> list[str]:
     rope = hf.rope_parameters or {}
     if rope.get("rope_type", "default") != "default":
         problems.append(f"rope scaling {rope['rope_type']!r} is not supported; only the default rope is")
+    theta = rope.get("rope_theta")
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+        problems.append(f"rope_theta {theta!r} is not supported; it must be a number above 0")
     hybrid = hasattr(hf, "linear_num_key_heads")
     if not hybrid and rope.get("partial_rotary_factor", 1.0) != 1.0:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; it must be 1.0")

@@ -15,6 +15,7 @@ PICTURE_MODELS = ("qwen2_5_vl", "qwen3_vl")
 """Model types that FSDP trains with pictures: their towers, positions and placeholders are known."""
 PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """Files that say how pictures become a model's input, where it takes any."""
+_MOST_LABELS = 1_000_000
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that families give the number of a layer's routed experts."""
 
@@ -203,6 +204,10 @@ def whole_config(raw: Mapping[str, object], where: str) -> HfConfig | HfWholeCon
     for finding in size_findings(sizes):
         key = str(finding.path[0])
         raise UserError(f"{where}: {key} {sizes[key]!r} {finding.wrong}; {finding.allowed}")
+    labels = raw.get("num_labels")
+    if isinstance(labels, int) and labels > _MOST_LABELS:
+        # transformers makes a name for each.
+        raise UserError(f"{where}: num_labels {labels} is too large; at most {_MOST_LABELS}, or leave it out")
     try:
         make: Callable[..., HfConfig | HfWholeConfig] = AutoConfig.for_model
         return make(**raw)

@@ -143,13 +143,13 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
         # A picture's patches see each other, whichever attention the text has.
         chosen = {"text_config": of_text, "vision_config": "sdpa" if attention == PACKED else attention}
         made = AutoModelForImageTextToText
-    with parameters_on_meta():
-        model = cast(
-            "HfModel",
-            made.from_config(
-                whole_config(raw, where), dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
-            ),
-        )
+    config = whole_config(raw, where)
+    try:
+        with parameters_on_meta():
+            built = made.from_config(config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False)
+    except Exception as error:  # each model's constructor raises what it likes
+        raise UserError(f"{where}: transformers builds no model of it: {type(error).__name__}: {error}") from error
+    model = cast("HfModel", built)
     _check_buffers(model, where)
     for parameter in tower(model):
         parameter.requires_grad_(False)

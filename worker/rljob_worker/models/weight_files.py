@@ -12,6 +12,8 @@ from rljob_worker.models.json_files import read_json_object
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on any usual file system."""
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -65,7 +67,9 @@ def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
 
 
 def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name == Path(name).name and name.endswith(".safetensors")
+    if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
+        return False
+    return name == Path(name).name and name.endswith(".safetensors")
 
 
 def _names_in(path: Path) -> list[str]:

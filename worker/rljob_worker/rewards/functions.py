@@ -159,7 +159,11 @@ def checked_batch(values: Any, expected: int | None) -> list[Score]:
     """Checked result of a batch function: one score for each sample, if their number is known. Raises ValueError."""
     if isinstance(values, (str, bytes, Mapping)) or not (isinstance(values, Sequence) or hasattr(values, "tolist")):
         raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}")
-    scores = list(values)
+    try:
+        scores = list(values)
+    except TypeError:
+        # An array of one number, without a dimension.
+        raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}") from None
     if expected is not None and len(scores) != expected:
         raise ValueError(f"{len(scores)} scores were returned for {expected} samples")
     return [checked_score(score) for score in scores]

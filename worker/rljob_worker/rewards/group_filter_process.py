@@ -8,10 +8,12 @@ The driver sends a pickled `FilterSetup`, answered in JSON by `["ready"]`, `["re
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+# By its name: a reward's own `json.dumps = ...` must not change what is answered.
+from json import dumps
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -104,7 +106,7 @@ def verdict(value: Any) -> bool:
 
 
 def _answer(connection: Connection, *message: Any) -> None:
-    connection.send_bytes(json.dumps(message).encode())
+    connection.send_bytes(dumps(message).encode())
 
 
 if __name__ == "__main__":

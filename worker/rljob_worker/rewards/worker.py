@@ -10,13 +10,15 @@ user can change]`, `["away", what does not answer now]` or `["failed", text]`; t
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+# By its name: a reward's own `json.dumps = ...` must not change what is answered.
+from json import dumps
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +100,7 @@ def main() -> None:
 
 
 def _answer(connection: Connection, *message: Any) -> None:
-    connection.send_bytes(json.dumps(message).encode())
+    connection.send_bytes(dumps(message).encode())
 
 
 @dataclass(frozen=True)
