@@ -151,6 +151,14 @@ def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
         load_source(DataSource(path=str(tmp_path / "twice.parquet")), "spec.data")
 
 
+def test_a_key_into_a_map_is_named_as_such(tmp_path: Path) -> None:
+    maps = pa.array([[("truth", "1")]], pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"prompt": ["a"], "of": maps}), tmp_path / "map.parquet")
+    source = DataSource.model_validate({"path": str(tmp_path / "map.parquet"), "labelKey": "of.truth"})
+    with pytest.raises(UserError, match=r"column 'of.truth' .* is absent: 'of' is a map, whose keys are no fields"):
+        load_source(source, "spec.data")
+
+
 def test_marks_of_files_that_were_joined_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "joined.jsonl").write_bytes(codecs.BOM_UTF8 + ROW.encode() + codecs.BOM_UTF8 + ROW.encode())
     assert len(load_source(DataSource(path=str(tmp_path / "joined.jsonl")), "spec.data").rows) == 2

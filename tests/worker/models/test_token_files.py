@@ -30,6 +30,8 @@ def write(folder: Path, **files: dict[str, Any]) -> None:
         {"tokenizer_config": {"eos_token": "<new>", "added_tokens_decoder": {"3": {"content": "<new>"}}},
          "config": {"vocab_size": 5}},
         {"generation_config": {"eos_token_id": [2, 3]}},
+        {"tokenizer_config": {"chat_template": [{"name": "default", "template": "{{ messages }}"}]}},
+        {"tokenizer_config": {"chat_template": {"default": "{{ messages }}"}}},
         {"tokenizer": {"model": {"vocab": [["a", 0.0], ["<end>", 0.0]]}}, "config": {"text_config": {"vocab_size": 2}}},
         {"tokenizer": {}, "tokenizer_config": {"eos_token": "</s>"}},
     ],
@@ -47,6 +49,8 @@ def test_files_of_one_model(files: dict[str, Any], tmp_path: Path) -> None:
         ({"config": {"vocab_size": 3}}, "the tokenizer has 4 tokens, the model's embedding 3 "),
         ({"tokenizer_config": {"eos_token": "<nope>"}}, r"tokenizer_config\.json: eos_token '<nope>' is no token of"),
         ({"tokenizer_config": {"model_max_length": "512"}}, r"tokenizer_config\.json: model_max_length is '512'"),
+        ({"tokenizer_config": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template holds no text"),
+        ({"tokenizer_config": {"chat_template": [{"name": "a"}]}}, "chat_template holds no text"),
     ],
 )
 def test_files_of_several(files: dict[str, Any], wrong: str, tmp_path: Path) -> None:

@@ -106,6 +106,9 @@ class TableRows(Sequence[Row]):
         where = f"column {key!r} ({self._field}.{name})"
         if names.count(key) != 1:
             state = f"is there {names.count(key)} times" if key in names else "is absent"
+            outer = key.partition(".")[0]
+            if names.count(outer) == 1 and pa.types.is_map(self._table.schema.field(outer).type):
+                state += f": {outer!r} is a map, whose keys are no fields (a struct has fields)"
             raise UserError(f"{self._origin}: {where} {state}; the columns there are: {', '.join(map(repr, names))}")
         column = self._table[key]
         if column.null_count:

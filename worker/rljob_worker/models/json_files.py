@@ -114,6 +114,12 @@ def _check_tokenizer_config(value: dict[str, Any], path: Path) -> None:
     length = value.get("model_max_length")
     if length is not None and (isinstance(length, bool) or not isinstance(length, int | float)):
         raise UserError(f"{path}: model_max_length is {length!r}: a number of tokens is needed")
+    template = value.get("chat_template")
+    # Several have names: in a mapping, or in a list of mappings.
+    several = template if isinstance(template, list) else [template]
+    texts = [one.get("template") if isinstance(template, list) and isinstance(one, dict) else one for one in several]
+    if template is not None and not all(isinstance(text, str | dict) for text in texts):
+        raise UserError(f"{path}: chat_template holds no text: that of a template is needed, or a list of such by name")
 
 
 _CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
