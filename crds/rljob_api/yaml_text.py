@@ -110,17 +110,14 @@ def decode(content: bytes) -> str:
     return text
 
 
-_FIRST_BYTE, _LAST_BYTE = [False, True, True, True], [True, True, True, False]
-
-
 def _other_encoding(content: bytes) -> str:
     """UTF-16 and UTF-32, by their marks, or by the zeros that their first characters have; else empty."""
-    zeros = [byte == 0 for byte in content[:4]]
-    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or zeros in (_FIRST_BYTE, _LAST_BYTE):
+    zeros = bytes(byte == 0 for byte in content[:4])
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or zeros in (b"\0\1\1\1", b"\1\1\1\0"):
         return "UTF-32"
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16"
-    return {(True, False, True, False): "UTF-16BE", (False, True, False, True): "UTF-16LE"}.get(tuple(zeros), "")
+    return {b"\1\0\1\0": "UTF-16BE", b"\0\1\0\1": "UTF-16LE"}.get(zeros, "")
 
 
 class _Loader(yaml.SafeLoader):
