@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pictures_process import spec_of
+from support.samples import drawn
 from support.warm.client import WarmProcess
 from support.warm.protocol import ENGINE, TRAINER
 from support.warm.scripts import VARIABLES
@@ -37,7 +38,7 @@ def result_of(role: str, kind: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", drawn("pictures on an engine", ["qwen2_5_vl", "qwen3_vl"]))
 def test_trainer_and_engine_see_the_same_pictures(kind: str, tmp_path: Path) -> None:
     engine = result_of("engine", kind, tmp_path)
     assert engine["same_again"]
