@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from manifests import manifest
+from support.samples import unless_drawn
 
 from rljob_api.algorithms import ALGORITHMS
 
@@ -194,12 +195,13 @@ print(json.dumps({"missing": missing, "order": order, "said": said_of("FabricLos
 
 
 class Copy:
-    """The packages in a folder of their own."""
+    """The packages in a folder of their own, as they were compiled."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in PACKAGES:
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            # Another process of the tests may be writing bytecode: under a name of its own, which is gone when it has.
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         (root / "docs/zh").mkdir(parents=True)
         for name in ("crds/rljob.dev_rljobs.yaml", "docs/reference.md", "docs/zh/reference.md"):
             shutil.copy(ROOT / name, root / name)
@@ -252,6 +254,7 @@ def on(profile: str, **resources: object) -> dict:
     return document
 
 
+@unless_drawn("a profile is added")
 def test_a_profile_is_one_file(copy: Copy) -> None:
     job = on("atlas-next", devicesPerNode=4)
     assert "atlas-next" in copy.validate(job, status=2)
@@ -282,6 +285,7 @@ def test_a_profile_in_a_file_of_another_name_is_refused(copy: Copy) -> None:
 
 
 @pytest.mark.slow
+@unless_drawn("an algorithm is added")
 def test_an_algorithm_is_one_file(copy: Copy) -> None:
     job = manifest("algorithm.name=another")
     assert "allowed: one of grpo" in copy.validate(job, status=2)
@@ -314,6 +318,7 @@ def test_an_algorithm_is_one_file(copy: Copy) -> None:
     assert copy.run("-c", advantages).splitlines()[-1] == "[[1.5, 0.0, -1.5]]"
 
 
+@unless_drawn("a failure reason is added")
 def test_a_failure_reason_is_a_member_and_a_row(copy: Copy) -> None:
     copy.insert("crds/rljob_api/spec/lifecycle.py", '    FABRIC_LOST = "FabricLost"', '    HCCL_FAILED = "')
     assert json.loads(copy.run("-c", SAID).splitlines()[-1])["missing"] == ["FABRIC_LOST"]
@@ -329,6 +334,7 @@ def test_a_failure_reason_is_a_member_and_a_row(copy: Copy) -> None:
 
 
 @pytest.mark.slow
+@unless_drawn("a policy is added")
 def test_a_policy_is_a_file_and_two_lines(copy: Copy) -> None:
     jobs = [json.dumps(manifest(*more)) for more in ([], ["algorithm.name=gspo"])]
     copy.add("worker/rljob_worker/rollouts/policies/one_at_a_time.py", POLICY)
@@ -342,6 +348,7 @@ def test_a_policy_is_a_file_and_two_lines(copy: Copy) -> None:
 
 
 @pytest.mark.slow
+@unless_drawn("an environment is added")
 def test_an_environment_is_a_file_and_a_member(copy: Copy) -> None:
     turns = ["reward={name: environment}", "episodes={maxTurns: 2, maxTokens: 512}", "rollout.maxResponseTokens=64"]
     job = manifest("data={seeds: {count: 8}, environment: {name: Echo, args: {words: 2}, perProcess: 256}}", *turns)
@@ -355,6 +362,7 @@ def test_an_environment_is_a_file_and_a_member(copy: Copy) -> None:
     assert "reward" in played
 
 
+@unless_drawn("a backend is added")
 def test_a_backend_is_a_file_and_a_member(copy: Copy) -> None:
     job = manifest("training.backend=Another")
     copy.add("worker/rljob_worker/trainer/another/backend.py", BACKEND)
@@ -364,6 +372,7 @@ def test_a_backend_is_a_file_and_a_member(copy: Copy) -> None:
     assert copy.run("-c", BUILT, json.dumps(job)).splitlines()[-1] == "Another 1 of 2"
 
 
+@unless_drawn("a route is added")
 def test_a_route_is_a_file_a_member_and_a_row(copy: Copy) -> None:
     apart = ["mode=Disaggregated", "training.tensorParallel=1", "rollout.tensorParallel=1"]
     apart += ["resources={profile: cpu, trainer: {devicesPerNode: 1}, rollout: {devicesPerNode: 1}}"]
