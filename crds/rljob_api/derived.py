@@ -43,6 +43,8 @@ class NodeGroup:
     """Engines span the devices from this one on."""
     worker: PodResources
     """Each pod of the group, as far as the job says it."""
+    judge_devices: int = 0
+    """The last ones are a judge's alone."""
 
     @property
     def worker_field(self) -> str:
@@ -53,7 +55,7 @@ class NodeGroup:
     @property
     def engine_devices(self) -> int:
         """Devices that engines span."""
-        return self.devices - self.first_engine_device
+        return self.devices - self.first_engine_device - self.judge_devices
 
 
 WORKER_GROUP, TRAINER_GROUP, ENGINE_GROUP = "workers", "trainers", "engines"
@@ -71,10 +73,9 @@ def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
             NodeGroup(TRAINER_GROUP, trainer_nodes(spec), trainers, trainers, trainers, training),
             NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 0, serving),
         )
-    first = trainers if divides_devices(spec) else 0
-    return (
-        NodeGroup(WORKER_GROUP, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),
-    )
+    first, judges = trainers if divides_devices(spec) else 0, judge_devices_per_node(spec)
+    devices, worker = first + engine_devices + judges, spec.resources.worker
+    return (NodeGroup(WORKER_GROUP, spec.resources.nodes, devices, trainers, first, worker, judges),)
 
 
 def may_lose_engines(spec: RLJobSpec) -> bool:
@@ -285,8 +286,14 @@ def critic(spec: RLJobSpec) -> CriticSpec | None:
 
 
 def judge_model(spec: RLJobSpec) -> JudgeSpec | None:
-    """The judge whose model the job runs itself, by turns with trainers and engines; None where there is none."""
+    """The judge whose model the job runs itself; None where there is none."""
     return next((judge for judge in spec.judges if judge.model is not None), None)
+
+
+def judge_devices_per_node(spec: RLJobSpec) -> int:
+    """Devices on each node that the judge's model has to itself; 0: it takes turns with trainers and engines."""
+    judge = judge_model(spec)
+    return (judge is not None and judge.model is not None and judge.model.devices_per_node) or 0
 
 
 def critic_optimizer(spec: RLJobSpec, critic: CriticSpec) -> OptimizerSpec:

@@ -53,6 +53,7 @@ AGENT = ["data={path: /a.jsonl, applyChatTemplate: true, environment: {agent: {p
 DISTILL = ["algorithm={name: distill, distill: {teacher: {path: a/b}}}"]
 TEACHER = ["algorithm.distill={teacher: {path: a/b}}"]
 JUDGE = ["reward={name: judge}", "judges=[{name: a, kind: Score, model: {path: /models/score}}]"]
+JUDGE_APART = [JUDGE[0], "judges=[{name: a, kind: Score, model: {path: /models/score, devicesPerNode: 1}}]"]
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["reward={name: judge}", "judges=[{name: a}]"], ["spec.judges[0]"]),
     (
@@ -70,6 +71,16 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*JUDGE, "rollout.partial={}"], ["spec.rollout.partial"]),
     ([*JUDGE, "rollout.tail={}"], ["spec.rollout.tail"]),
     ([*JUDGE, *APART], ["spec.mode"]),
+    ([*JUDGE_APART, *APART], ["spec.mode"]),
+    (
+        [
+            *JUDGE_APART,
+            "resources={profile: ascend-a2, devicesPerNode: 1, tuning: {cpuAffinity: '2'}}",
+            "rollout.tensorParallel=1",
+            "training.tensorParallel=1",
+        ],
+        ["spec.resources.tuning.cpuAffinity"],
+    ),
     (["algorithm={name: distill}"], ["spec.algorithm.distill"]),
     (TEACHER, ["spec.algorithm.distill"]),
     ([*DISTILL, "algorithm.distill.topK=8"], ["spec.algorithm.distill.topK"]),
@@ -491,6 +502,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ACCEPTED: list[list[str]] = [
     AGENT,
     JUDGE,
+    JUDGE_APART,
     [*JUDGE, "evaluation.data={path: /data/b.jsonl, reward: {name: math}}"],
     ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
     ["training={backend: FSDP, lora: {rank: 8, alpha: 16, targets: [q_proj, v_proj]}}"],

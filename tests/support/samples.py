@@ -107,6 +107,7 @@ GROUPS = (
     ("a critic on ranks", "a teacher on ranks"),
     ("a wide engine that is killed at work", "a wide engine that is killed while it loads"),
     ("strangers beside one trainer", "strangers beside two trainers"),
+    ("a judge's model: killed", "a judge's model: a device of its own"),
 )
 """Tests of a group go through the same code on other devices, or places, or are whole jobs that differ in a section of
 their manifests."""

@@ -50,15 +50,13 @@ def _asked(spec: Any) -> Iterator[Finding]:
 
 
 def _held_out(spec: Any) -> Iterator[Finding]:
-    """Held-out prompts that a model of the job's own is to score: engines keep no weights while it is awake."""
+    """Held-out prompts that a model of the job's own is to score: it has its turn in a training step alone."""
     model = derived.judge_model(spec)
     if model is None:
         return
     for (place, function), (at, _) in reward_functions(spec):
         if at[0] == "evaluation" and function.name == "judge" and function.args.get("judge") in (None, model.name):
-            wrong = (
-                f"judge {model.name} takes turns with the engines in training steps alone, and is not there for them"
-            )
+            wrong = f"judge {model.name} is a model of the job's own, which scores in training steps alone"
             where = place if place[0] == "evaluation" else ("evaluation",)
             yield Finding(where, wrong, "a reward of their own for held-out prompts, or a judge with an endpoint")
             return
@@ -168,7 +166,7 @@ JUDGES = (
     Rule(
         on=RLJobSpec,
         field="judges",
-        wrong="more than one judge has a model, and one takes turns with the engines",
+        wrong="more than one judge has a model, and a job runs one",
         allowed="one with model",
         check=lambda spec: sum(judge.model is not None for judge in spec.judges) <= 1,
         cel="self.judges.filter(judge, has(judge.model)).size() <= 1",
@@ -176,7 +174,7 @@ JUDGES = (
     Rule(
         on=RLJobSpec,
         field="mode",
-        wrong="a judge with a model takes turns with trainers and engines on the devices that they share",
+        wrong="a judge with a model scores while trainers and engines take turns on devices that they share",
         allowed=f"{Mode.COLOCATED.value}, or judges with an endpoint",
         check=lambda spec: spec.mode == Mode.COLOCATED or not _has_model(spec),
         cel=f"self.mode == '{Mode.COLOCATED.value}' || !{_MODELS}",
@@ -184,10 +182,7 @@ JUDGES = (
     *(
         _without(field, why)
         for field, why in (
-            (
-                "oversampling",
-                "samples again after scores, when the engines have given their weights back for the judge",
-            ),
+            ("oversampling", "samples again after scores, and a judge with a model scores once in a step"),
             ("partial", "carries responses over, and a judge with a model scores all of a step's"),
             ("tail", "carries groups over, and a judge with a model scores all of a step's"),
         )

@@ -33,11 +33,12 @@ PROCESS_BYTES = 2**28
 
 def too_many_processes(group: derived.NodeGroup, tensor_parallel: int, cores: int) -> tuple[str, str] | None:
     """(what is wrong, what is allowed) of trainers and engines on a node without devices; None: nothing."""
-    processes, most = group.trainers + group.engine_devices, PROCESSES_PER_CORE * cores
+    processes, most = group.trainers + group.engine_devices + group.judge_devices, PROCESSES_PER_CORE * cores
     if processes <= most:
         return None
     engines = group.engine_devices // tensor_parallel
-    wrong = f"{group.trainers} trainers and {engines} engines are {processes} processes, for {cores} cores"
+    judges = f", {group.judge_devices} processes of a judge" if group.judge_devices else ""
+    wrong = f"{group.trainers} trainers and {engines} engines{judges} are {processes} processes, for {cores} cores"
     return wrong, f"at most {PROCESSES_PER_CORE} on each core, {most}"
 
 
@@ -120,8 +121,9 @@ def _devices(spec: Any) -> Iterator[Finding]:
     for group in derived.node_groups(spec):
         own = group.worker_field.split(".")[1:-1] or (["rollout"] if derived.divides_devices(spec) else [])
         at = ("resources", *own, "devicesPerNode")
+        judges = f" ({group.judge_devices} of a judge alone)" if group.judge_devices else ""
         if profile.devices_per_node is not None and group.devices > profile.devices_per_node:
-            wrong = f"{group.devices} devices on a node: servers of profile {profile.name} have fewer"
+            wrong = f"{group.devices} devices on a node{judges}: servers of profile {profile.name} have fewer"
             if not profile.has_devices:
                 engines = group.engine_devices // spec.rollout.tensor_parallel
                 wrong = f"{group.trainers} trainers and {engines} engines on a node: no server runs as many"
@@ -129,7 +131,8 @@ def _devices(spec: Any) -> Iterator[Finding]:
         multiple = mind_cluster.multiple
         if spec.scheduling.system == QueueSystem.MIND_CLUSTER and group.devices % multiple:
             wrong = (
-                f"{group.devices} devices on a node: MindCluster gives out those of {profile.name} {multiple} at a time"
+                f"{group.devices} devices on a node{judges}: MindCluster gives out those of {profile.name} {multiple} "
+                "at a time"
             )
             yield Finding(at, wrong, f"a multiple of {multiple}")
     per_node, block = derived.devices_per_node(spec), spec.scheduling.super_pod_block

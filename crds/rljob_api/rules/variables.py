@@ -165,7 +165,8 @@ VARIABLES = (
         allowed="leave it out, or 0; another with one device on each node",
         check=lambda s: not shares_cores(s),
         cel=f"!({_AFFINITY}) || self.resources.tuning.cpuAffinity == '0' || !({on_one_of(_TUNABLE)})"
-        " || self.mode != 'Colocated' || !has(self.resources.devicesPerNode) || self.resources.devicesPerNode == 1",
+        " || self.mode != 'Colocated' || !has(self.resources.devicesPerNode) || self.resources.devicesPerNode == 1"
+        " && !self.judges.exists(judge, has(judge.model) && has(judge.model.devicesPerNode))",
     ),
     Rule(
         on=RLJobSpec,

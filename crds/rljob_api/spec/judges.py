@@ -7,7 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, Text, TokenCount
+from rljob_api.base import (
+    ApiModel,
+    FiniteFloat,
+    Fraction,
+    GroupSize,
+    NonNegativeFloat,
+    PositiveFloat,
+    Text,
+    TokenCount,
+)
 from rljob_api.spec.episodes import VariableName
 
 JudgeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)]
@@ -32,12 +41,14 @@ class JudgeKind(StrEnum):
 
 
 class JudgeModel(ApiModel):
-    """A model that the job runs on its own devices, by turns with trainers and engines."""
+    """A model that the job runs itself: by turns with trainers and engines, or on devices of its own."""
 
     path: Text
     """Its checkpoint: a folder, or an id on `model.hub`. It has a tokenizer of its own, and for `Score` one label."""
     max_tokens: TokenCount = 8192
     """Tokens of the longest text, an answer included; a longer one is never cut, but an error of the reward."""
+    devices_per_node: GroupSize | None = None
+    """Devices on each node for it alone, beside `resources.devicesPerNode`; default: it takes turns on those."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of device memory it may use while awake (npu, cuda)."""
     kv_cache_bytes: Annotated[int, Field(ge=2**20, le=2**44, json_schema_extra={"format": "int64"})] | None = None

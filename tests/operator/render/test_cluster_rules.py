@@ -60,6 +60,14 @@ def test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod(mode: 
     assert int(worker_pod(cluster)["containers"][0]["resources"]["limits"]["cpu"]) >= 6
 
 
+def test_devices_of_a_judge_alone_are_in_the_pods_of_the_others() -> None:
+    judge = "[{name: a, kind: Score, model: {path: /models/score, devicesPerNode: 2}}]"
+    cluster = rendered("resources.devicesPerNode=4", f"judges={judge}", "reward={name: judge}")
+    [group] = cluster["spec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["resources"]["NPU"]) == (2, "6")
+    assert worker_pod(cluster)["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] == "6"
+
+
 def test_trainers_and_engines_have_worker_groups_of_their_own() -> None:
     trainer = "{nodes: 2, devicesPerNode: 2, worker: {memory: 9Gi}}"
     groups = f"{{profile: cpu, trainer: {trainer}, rollout: {{nodes: 3, devicesPerNode: 4}}, worker: {{memory: 7Gi}}}}"

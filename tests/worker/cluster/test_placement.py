@@ -19,7 +19,14 @@ from rljob_api.derived import NodeGroup
 from rljob_worker.cluster import node_helper
 from rljob_worker.cluster.cluster import check_pairing
 from rljob_worker.cluster.node_helper import NodeHelper
-from rljob_worker.cluster.placement import Node, Placement, capable_nodes, idle_first
+from rljob_worker.cluster.placement import (
+    Node,
+    Placement,
+    capable_nodes,
+    engines_alone,
+    idle_first,
+    without_judges,
+)
 from rljob_worker.errors import JobError
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 
@@ -85,6 +92,27 @@ def test_where_trainers_and_engines_lie_on_nodes_of_their_own() -> None:
     assert placement.engines(2) == [range(2, 4), range(4, 6)]
     assert [placement.node_of(device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [placement.number_on_node(device) for device in range(6)] == [0, 1] * 3
+
+
+def test_a_judge_has_the_last_devices_of_each_node_or_takes_turns_on_all() -> None:
+    judge = {"name": "a", "kind": "Score", "model": {"path": "/models/score", "devicesPerNode": 1}}
+    alone = spec(reward={"name": "judge"}, judges=[judge])
+    nodes = tuple(Node(f"id-{name}", name, "10.0.0.1", 3) for name in "ab")
+    [group] = derived.node_groups(alone)
+    assert (group.devices, group.trainers, group.engine_devices, derived.devices(alone)) == (3, 2, 2, 6)
+    placement = Placement(PlacementGroup.empty(), nodes, (group, group))
+    assert placement.trainers(alone.training) == [0, 1, 3, 4]
+    assert placement.engines(1) == [range(device, device + 1) for device in (0, 1, 3, 4)]
+    assert placement.engines(2) == [range(0, 2), range(3, 5)]
+    assert placement.judges() == [range(2, 3), range(5, 6)]
+    assert [placement.node_of(device) for device in range(6)] == [0, 0, 0, 1, 1, 1]
+    shares = [(own.devices, own.engine_devices, own.judge_devices) for own in without_judges((group, group))]
+    assert shares == [(2, 2, 0)] * 2, "a run that asks no judge reserves nothing for it"
+    assert [(own.devices, own.trainers) for own in engines_alone(alone)] == [(2, 0)]
+    del judge["model"]["devicesPerNode"]  # type: ignore[attr-defined]
+    turns = spec(reward={"name": "judge"}, judges=[judge])
+    shared = Placement(PlacementGroup.empty(), nodes, derived.node_groups(turns) * 2)
+    assert shared.judges() == shared.engines(1) == [range(device, device + 1) for device in range(4)]
 
 
 def test_the_stages_of_a_replica_lie_on_one_node() -> None:

@@ -1,4 +1,4 @@
-"""A whole job whose judge takes turns with trainers and engines, killed in its phases and resumed to the same bits."""
+"""A whole job with a judge, by turns or on a device of its own, killed in its phases and resumed to the same bits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_judge(tmp_path_factory.mktemp("judge") / "model", WORDS, template=None)
 
 
-def job(folder: Path, judge: Path, **spec: Any) -> Path:
-    scorer = {
-        "name": "scorer", "kind": "Score", "model": {"path": str(judge), "kvCacheBytes": 2**26}, "prompt": PROMPT,
-    }  # fmt: skip
+def job(folder: Path, judge: Path, *, own: int | None = None, **spec: Any) -> Path:
+    """With a judge that has so many devices to itself; None: it takes turns."""
+    model = {"path": str(judge), "kvCacheBytes": 2**26} | ({} if own is None else {"devicesPerNode": own})
+    scorer = {"name": "scorer", "kind": "Score", "model": model, "prompt": PROMPT}
     reward = {"parts": [{"name": "match"}, {"name": "judge", "recordAs": "liked", "weight": 0.1}]}
     return manifest(folder, **{"reward": reward, "judges": [scorer], "steps": 3} | spec)
 
@@ -70,6 +70,31 @@ def test_each_step_has_its_turn_and_its_scores_are_the_models(finished: Path, ju
         assert row["reward_parts"]["liked"] == pytest.approx(expected, abs=1e-5)
 
 
+@unless_drawn("a judge's model: a device of its own")
+def test_on_a_device_of_its_own_it_takes_no_turns_and_scores_the_same(
+    finished: Path, judge: Path, tmp_path: Path
+) -> None:
+    """Killed in its phase of the last step, too: the weights are those of the job that was left alone."""
+    fault = {"do": "kill", "process": "judge-0", "phase": "judge", "step": 3}
+    code, output = finish(start_faulty(job(tmp_path, judge, own=1), tmp_path / "run", fault))
+    assert code != 0, output
+    code, output = run("run", tmp_path / "job.yaml", "--output", tmp_path / "run", "--resume")
+    assert code == 0, output
+    for record in read_steps(tmp_path / "run"):
+        assert list(record["phases"])[:4] == ["rollout", "judge", "reward", "rollout_sleep"]
+        assert not {"judge_wake", "judge_sleep"} & set(record["phases"])
+    assert final_state(tmp_path / "run") == final_state(finished)
+    spec = load_manifest(json.loads((tmp_path / "run" / "run.json").read_text())["job"]).spec
+    plan = plan_memory(spec, trained_model(spec.training.backend, finished / "model"))
+    trainer, alone = plan.devices
+    assert "judge" not in {row.phase for row in trainer.phases} | {
+        name for row in trainer.phases for name in row.components
+    }
+    weights = (judge / "model.safetensors").stat().st_size
+    assert alone.phases[0].components["judge"] == pytest.approx(weights, rel=0.1)
+    assert alone.phases[0].components["judge cache"] == 2**26
+
+
 def test_it_is_planned(finished: Path, judge: Path) -> None:
     spec = load_manifest(json.loads((finished / "run.json").read_text())["job"]).spec
     plan = plan_memory(spec, trained_model(spec.training.backend, finished / "model"))
@@ -90,7 +115,7 @@ def test_it_is_planned(finished: Path, judge: Path) -> None:
 @pytest.mark.parametrize(
     ("process", "phase"),
     [
-        ("judge-0", "judge"),
+        pytest.param("judge-0", "judge", marks=unless_drawn("a judge's model: killed")),
         *(
             pytest.param(one, phase, marks=unless_all("a kill of each"))
             for one in ("driver", "trainer-0", "engine-0", "judge-0")

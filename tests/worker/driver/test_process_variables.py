@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
+from rljob_worker.cluster.placement import engines_alone
 from rljob_worker.driver.preflight import check_processes
 from rljob_worker.errors import UserError
 
@@ -46,6 +47,19 @@ def test_memory_holds_at_least_the_processes_and_their_caches() -> None:
     with pytest.raises(UserError, match=r"spec\.rollout\.kvCacheBytes: .* take 40\.2 GiB at least, .* has 32\.0 GiB"):
         check_processes(spec, cores=64, memory=32 * GIB)
     check_processes(spec, cores=64, memory=48 * GIB)
+
+
+def test_processes_of_a_judge_on_devices_of_its_own_count() -> None:
+    resources = "spec.resources={profile: cpu, devicesPerNode: 16}"
+    many = "spec.rollout.promptsPerStep=16"
+    judge = "spec.judges=[{name: a, kind: Score, model: {path: /models/score, devicesPerNode: 16}}]"
+    spec = job("spec.mode=Colocated", resources, many, "spec.reward={name: judge}", judge).spec
+    check_processes(spec, cores=3, memory=12 * GIB)
+    with pytest.raises(UserError, match="16 trainers and 16 engines, 16 processes of a judge are 48 processes, for 2"):
+        check_processes(spec, cores=2, memory=64 * GIB)
+    with pytest.raises(UserError, match=r"16 trainers and 16 engines, 16 processes of a judge take 12\.0 GiB at least"):
+        check_processes(spec, cores=3, memory=12 * GIB - 1)
+    check_processes(spec, cores=1, memory=4 * GIB, groups=engines_alone(spec))
 
 
 def test_devices_are_counted_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
     if arguments.only == "rollout":
         if (judge := derived.judge_model(spec)) is not None:
             raise UserError(
-                f"spec.judges: {judge.name} takes turns with trainers, which --only rollout has none of; give it an "
+                f"spec.judges: {judge.name} is a model of the job's own, which --only rollout does not run; give it an "
                 "endpoint, or leave it out"
             )
         if spec.mode is Mode.ASYNC:

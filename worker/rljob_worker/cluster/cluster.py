@@ -20,17 +20,17 @@ from rljob_api import RLJobSpec, derived
 from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.cluster.actor import Location
-from rljob_worker.cluster.calls import Calls
+from rljob_worker.cluster.calls import Call, Calls
 from rljob_worker.cluster.elastic import Elastic, network_route
 from rljob_worker.cluster.groups import Group, Process
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.cluster.placement import Placement, engines_alone, reserve_devices
+from rljob_worker.cluster.placement import Placement, engines_alone, reserve_devices, without_judges
 from rljob_worker.cluster.processes import ON_A_CLUSTER, Place, Processes
 from rljob_worker.cluster.roles import ENGINE, JUDGE, ONLOOKER, TRAINER
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.engine import Engine
-from rljob_worker.engine.judge import JudgeEngine
+from rljob_worker.engine.judge import JudgeEngine, JudgeStarted
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.rewards.model_judge import ModelJudge
@@ -61,7 +61,7 @@ class Cluster:
         trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
         critic_folder: what the critic starts from, where that is another folder; likewise.
         teacher_folder: that of the teacher, where the algorithm has one; likewise.
-        judge: whose model runs beside trainers and engines, where there is one.
+        judge: whose model runs beside trainers and engines, where there is one; None: nor are devices reserved for it.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class Cluster:
         judge: ModelJudge | None = None,
     ) -> None:
         self.spec = spec
-        self._groups = derived.node_groups(spec) if trains else engines_alone(spec)
+        groups = derived.node_groups(spec) if trains else engines_alone(spec)
+        self._groups = groups if judge is not None else without_judges(groups)
         self._model_folder = model_folder
         self._critic_folder, self._teacher_folder, self._judge = critic_folder, teacher_folder, judge
         self._checkpoints = checkpoints
@@ -277,19 +278,18 @@ class Cluster:
         if self.engines_sleep_first:
             engines = calls.gather("start", self.engines.call(Engine.start), seconds, until_stop=True)
             calls.gather("start", self.engines.call(Engine.sleep), seconds, until_stop=True)
-            judges = calls.gather("start", self.judges.call(JudgeEngine.start), seconds, until_stop=True)
-            calls.gather("start", self.judges.call(JudgeEngine.sleep), seconds, until_stop=True)
+            judges = self._started_judges(calls, self.judges.call(JudgeEngine.start))
             trainers = calls.gather("start", self.trainers.call(Trainer.setup), seconds, until_stop=True)
         else:
             starting = self.judges.call(JudgeEngine.start)
             trainers, engines = calls.gather_both(
                 "start", self.trainers.call(Trainer.setup), self.engines.call(Engine.start), seconds, until_stop=True
             )
-            judges = calls.gather("start", starting, seconds, until_stop=True)
-            calls.gather("start", self.judges.call(JudgeEngine.sleep), seconds, until_stop=True)
+            judges = self._started_judges(calls, starting)
         nodes = self._placement.nodes
         if judges:
-            check_pairing(
+            check_judges = check_apart if derived.judge_devices_per_node(self.spec) else check_pairing
+            check_judges(
                 [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
                 [(nodes[one.node].id, started.device) for one, started in zip(self.judges, judges)],
                 "judges",
@@ -303,6 +303,14 @@ class Cluster:
                 for device in started.devices
             ],
         )
+
+    def _started_judges(self, calls: Calls, starting: Sequence[Call[JudgeStarted]]) -> list[JudgeStarted]:
+        """A judge's processes when they have started; they sleep then, unless their devices are their own."""
+        seconds = self.spec.timeouts.start_seconds
+        judges = calls.gather("start", starting, seconds, until_stop=True)
+        if not derived.judge_devices_per_node(self.spec):
+            calls.gather("start", self.judges.call(JudgeEngine.sleep), seconds, until_stop=True)
+        return judges
 
     def _locate(self, locations: Sequence[Location]) -> None:
         assert self._nodes is not None
@@ -425,17 +433,20 @@ def check_pairing(
         )
 
 
-def check_apart(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]]) -> None:
+def check_apart(
+    trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]], others: str = "engines"
+) -> None:
     """Each trainer and engine rank must have a device of its own.
 
     Args:
         trainers: node id and device identity of each trainer.
-        engines: those of each engine's ranks.
+        engines: those of each engine's ranks, or of other processes there.
+        others: what those are called.
     """
     if len({*trainers, *engines}) != len(trainers) + len(engines):
         raise JobError(
-            f"start: trainers run on devices {_listed(sorted(trainers))}, engines on {_listed(sorted(engines))}; in "
-            "a mode with devices of their own none is used twice"
+            f"start: trainers run on devices {_listed(sorted(trainers))}, {others} on {_listed(sorted(engines))}; "
+            "where they have devices of their own none is used twice"
         )
 
 

@@ -73,11 +73,21 @@ class Placement:
 
     def engines(self, size: int) -> list[range]:
         """The job's devices that each engine of so many devices spans."""
+        spans = [(first + own.first_engine_device, own.engine_devices) for first, own in self._each()]
         return [
             range(start, start + size)
-            for first, own in self._each()
-            for start in range(first + own.first_engine_device, first + own.devices - size + 1, size)
+            for first, devices in spans
+            for start in range(first, first + devices - size + 1, size)
         ]
+
+    def judges(self) -> list[range]:
+        """The job's device of each process of a judge: those that it has to itself, or all that engines span."""
+        own = [
+            range(device, device + 1)
+            for first, own in self._each()
+            for device in range(first + own.devices - own.judge_devices, first + own.devices)
+        ]
+        return own or self.engines(1)
 
     def spot(self, device: int) -> Spot:
         """Spot at which a device is reserved."""
@@ -105,9 +115,14 @@ def engines_alone(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
     """The job's nodes with the devices of its engines and no trainers."""
     return tuple(
         replace(own, devices=own.engine_devices, trainers=0, first_engine_device=0)
-        for own in derived.node_groups(spec)
+        for own in without_judges(derived.node_groups(spec))
         if own.engine_devices
     )
+
+
+def without_judges(groups: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """The same nodes without the devices that are a judge's alone."""
+    return tuple(replace(own, devices=own.devices - own.judge_devices, judge_devices=0) for own in groups)
 
 
 def bundle_cpus(spec: RLJobSpec) -> int:

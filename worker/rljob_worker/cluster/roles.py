@@ -47,8 +47,8 @@ def _engines(placement: Placement, spec: RLJobSpec) -> list[range]:
     return placement.engines(spec.rollout.tensor_parallel)
 
 
-def _each_device(placement: Placement, spec: RLJobSpec) -> list[range]:
-    return placement.engines(1)
+def _judges(placement: Placement, spec: RLJobSpec) -> list[range]:
+    return placement.judges()
 
 
 def _without_trainers(placement: Placement, spec: RLJobSpec) -> list[range]:
@@ -68,8 +68,8 @@ TRAINER = Role("trainer", Trainer, _trainers, _trainer_variables, users=lambda g
 """One rank of the training backend on each device."""
 ENGINE = Role("engine", Engine, _engines, _engine_variables, users=lambda given: given.rollout)
 """One vLLM engine on each tensor-parallel group of devices."""
-JUDGE = Role("judge", JudgeEngine, _each_device, _engine_variables, users=lambda given: given.rollout)
-"""A judge's model on each device, by turns with the others there."""
+JUDGE = Role("judge", JudgeEngine, _judges, _engine_variables, users=lambda given: given.rollout)
+"""A judge's model on each device of its own, or by turns with the others on each of theirs."""
 ONLOOKER: Role[object] = Role("onlooker", None, _without_trainers)
 """A process that shows which device Ray gives it, where no trainer does. What only an engine needs would keep Ray from
 showing it a device."""

@@ -108,13 +108,17 @@ def check_processes(spec: RLJobSpec, cores: int, memory: int, groups: Sequence[N
     if wrong := too_many_processes(group, spec.rollout.tensor_parallel, cores):
         raise UserError(f"{field}: {wrong[0]}; allowed: {wrong[1]}")
     cache = spec.rollout.kv_cache_bytes or 0
-    judges = 0 if derived.judge_model(spec) is None else group.engine_devices
+    # Where nothing is trained, no judge is asked.
+    judged = derived.judge_model(spec) is not None and group.trainers
+    judges = group.judge_devices or group.engine_devices if judged else 0
     least = PROCESS_BYTES * (group.trainers + group.engine_devices + judges) + cache * group.engine_devices
     if least > memory:
         field = "spec.rollout.kvCacheBytes" if cache * group.engine_devices > memory / 2 else field
+        beside = f", {judges} processes of a judge" if judges else ""
         raise UserError(
-            f"{field}: {group.trainers} trainers and {group.engine_devices // spec.rollout.tensor_parallel} engines "
-            f"take {least / 2**30:.1f} GiB at least, this machine has {memory / 2**30:.1f} GiB; `rljob plan` says more"
+            f"{field}: {group.trainers} trainers and {group.engine_devices // spec.rollout.tensor_parallel} engines"
+            f"{beside} take {least / 2**30:.1f} GiB at least, this machine has {memory / 2**30:.1f} GiB; `rljob plan` "
+            "says more"
         )
 
 

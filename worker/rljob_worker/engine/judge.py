@@ -1,4 +1,4 @@
-"""A vLLM engine that judges texts by a score or in words, by turns on devices that others use too."""
+"""A vLLM engine that judges texts by a score or in words, on devices that others use too or on some of its own."""
 
 from __future__ import annotations
 

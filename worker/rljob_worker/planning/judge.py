@@ -1,4 +1,4 @@
-"""A judge's part of a device's memory and a node's: its model is on the devices while trainers and engines sleep."""
+"""A judge's part of memory: its model is on the devices while trainers and engines sleep, or on some of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class JudgeMemory:
     weights: int
     cache: int
     """Room that vLLM takes for its largest step and its cache."""
+    own_devices: int = 0
+    """Devices of each node that it has to itself; 0: it is awake by turns on those of the others."""
 
 
 def judge_memory(spec: RLJobSpec, device_bytes: int | None, policy: int) -> JudgeMemory | None:
@@ -46,4 +48,4 @@ def judge_memory(spec: RLJobSpec, device_bytes: int | None, policy: int) -> Judg
     if cache is None:
         assert device_bytes is not None
         cache = max(0, int(judge.model.memory_fraction * device_bytes) - weights)
-    return JudgeMemory(weights, cache)
+    return JudgeMemory(weights, cache, derived.judge_devices_per_node(spec))

@@ -113,7 +113,10 @@ class Planner:
         # The slots of a device that both share are the trainer's, and the engine opens them.
         self._always = {name: nbytes + self._with_engine[name] for name, nbytes in self._with_trainer.items()}
         self._always["staging slots"] = slots
+        self._of_judge = {"runtime": runtime}
         if self._judge is not None:
+            self._of_judge |= {"judge": self._judge.weights, "judge cache": self._judge.cache}
+        if self._judge is not None and not self._judge.own_devices:
             self._always["runtime"] += runtime
             if self._cpu:
                 self._always["judge"] = self._judge.weights
@@ -163,11 +166,16 @@ class Planner:
         return weights if isinstance(self._model, ModelConfig) else weights // 4 * itemsize(self._spec)
 
     def device_tables(self) -> list[MemoryTable]:
-        """One for each kind of rank."""
-        return [
+        """One for each kind of rank, and of a judge's own devices."""
+        ranks = [
             MemoryTable(rank_title(self._job, stage), self._device_bytes, self.device_phases(self.rank(stage)))
             for stage in stages_that_differ(self._job)
         ]
+        if self._judge is None or not self._judge.own_devices:
+            return ranks
+        what = "tensors of a process, part of the host memory" if self._cpu else "device"
+        title = f"judge, {what}: each of its own ({self._spec.resources.nodes * self._judge.own_devices})"
+        return [*ranks, MemoryTable(title, self._device_bytes, [PhaseMemory("judge", used(self._of_judge))])]
 
     def host_tables(self, node_bytes: int | None) -> list[MemoryTable]:
         """One for each group of nodes: the fullest of its nodes. Of so many bytes, or what the job or profile says."""
@@ -219,7 +227,7 @@ class Planner:
 
     def _judging(self, beside: Bytes) -> list[tuple[str, Bytes]]:
         """Peaks of a judge's turn, beside what is there while trainer and engine sleep."""
-        if self._judge is None:
+        if self._judge is None or self._judge.own_devices:
             return []
         judge = {"judge": self._judge.weights, "judge cache": self._judge.cache}
         return [(phase, beside | judge) for phase in ("judge_wake", "judge", "judge_sleep")]
@@ -267,7 +275,7 @@ class Planner:
         """Peaks of a node's host memory; on cpu the devices' tables are part of it."""
         fixed = {
             "processes": self._processes(len(ranks), self._engines_per_node),
-            "judge": 0 if self._cpu else self._slept(len(ranks)),
+            "judge": self._judge_on_host(len(ranks)),
             "staging slots": self.slots if self._cpu else 0,
             "backup": 0 if self._cpu else sum(self._backup(rank) for rank in ranks),
             **self._kept(ranks),
@@ -317,12 +325,17 @@ class Planner:
     def _processes(self, trainers: int, engines: int) -> int:
         """Bytes of a node's processes before they hold any tensor, Ray's among them."""
         processes = trainers + engines * (1 if self._job.engine_tp == 1 else 1 + self._job.engine_tp)
-        judges = 0 if self._judge is None else trainers
+        judges = 0 if self._judge is None else self._judge.own_devices or trainers
         return (processes + judges) * PROCESS_BYTES[self._job.kind] + RAY_BYTES
 
-    def _slept(self, ranks: int) -> int:
-        """Bytes of the judge's weights in a node's host memory, which each of its processes keeps while it sleeps."""
-        return 0 if self._judge is None else ranks * self._judge.weights
+    def _judge_on_host(self, ranks: int) -> int:
+        """Bytes of the judge in a node's host memory, beside tensors of devices that are shared: each of its processes
+        keeps the weights while it sleeps, and on cpu one with a device of its own has all there."""
+        if self._judge is None:
+            return 0
+        if self._judge.own_devices:
+            return self._judge.own_devices * sum(self._of_judge.values()) if self._cpu else 0
+        return 0 if self._cpu else ranks * self._judge.weights
 
     def _backup(self, rank: Rank) -> int:
         """Pinned host memory of the saver on devices: all that it pauses, kept while awake too.

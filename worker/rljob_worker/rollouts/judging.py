@@ -1,4 +1,4 @@
-"""The turn of a judge's model, between generation and training, on the devices that all of them share."""
+"""The turn of a judge's model, between generation and training, on the devices of the others or its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob_worker.rollouts.policies.whole import contiguous
 
 
 class Judging:
-    """Wakes a judge, has it score what generation left for it, and puts it to sleep.
+    """Has a judge score what generation left for it; wakes it before and puts it to sleep, where devices are shared.
 
     Args:
         judges: its processes; none: no judge has a model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api import derived
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.learn import learn
@@ -80,8 +81,12 @@ class ColocatedLoop(Job[Switch]):
         self.record(step)
 
     def let_judge(self) -> None:
-        """The engines sleep from here on, and the judge scores in their place."""
+        """The judge scores: on devices of its own, or in the place of the engines, which sleep from here on."""
         clock = self.clock
+        if derived.judge_devices_per_node(self.spec):
+            with clock.phase("judge"):
+                self.judging.score()
+            return
         with clock.phase("rollout_sleep"):
             self.switch.sleep_engines()
         with clock.phase("judge_wake"):
