@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from model_cases import CASES, CONFIGS, LAYOUTS, WORDS
 from support import qwen3_5
+from support.warm.client import WarmProcess
+from support.warm.protocol import TRAINER
+from support.warm.scripts import VARIABLES
 
 WORKER = Path(__file__).with_name("megatron_ranks.py")
 
@@ -87,14 +89,11 @@ def megatron_results(hf_folders: dict[str, Path], tmp_path_factory: pytest.TempP
         for model, layout in CASES
     ]
     (out / "cases.json").write_text(json.dumps(cases))
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | VARIABLES | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
     logs = [out / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
-        subprocess.Popen([sys.executable, str(WORKER), str(out), str(rank)], env=environment, stderr=log.open("w"))
+        WarmProcess(TRAINER, [str(WORKER), str(out), str(rank)], environment, errors=log)
         for rank, log in enumerate(logs)
     ]
     deadline = time.monotonic() + 300
