@@ -278,6 +278,7 @@ CASES: dict[str, Case] = {
     "lora_eight": (1, "dense", FSDP | {"lora": {"rank": 8, "alpha": 24}}, run),
     "lora_apart": (2, "dense", APART, lambda t, f: run_apart(t, f, "from_apart")),
     "lora_apart_resumed": (2, "dense", APART, lambda t, f: load(t, f, "from_apart")),
+    "lora_context": (2, "dense", LORA | {"contextParallel": 2, "recompute": "Full"}, run_adapters),
     "lora_released": (2, "dense", LORA | {"memorySaver": {"releaseProcessGroups": True}}, run_adapters),
     "two_released": (2, "dense", FSDP | {"memorySaver": {"releaseProcessGroups": True}}, run),
 }

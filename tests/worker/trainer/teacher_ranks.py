@@ -138,6 +138,7 @@ fsdp_ranks.CASES = {
     "fsdp_resumed": (2, "dense", FSDP | TWO_UPDATES, lambda t, f: load(t, f, "from_fsdp")),
     "fsdp_few": (2, "dense", FSDP | {"distill": FEW}, run),
     "fsdp_sampled": (1, "dense", FSDP | TWO_UPDATES | {"distill": SAMPLED}, run),
+    "fsdp_cp": (2, "dense", FSDP | TWO_UPDATES | {"contextParallel": 2}, run),
     "fsdp_lora": (2, "dense", FSDP | {"lora": {"rank": 4, "alpha": 8}}, run),
     "fsdp_moe": (2, "moe", FSDP, run),
     "learns": (1, "dense", FSDP | {"distill": FEW, "optimizer": {"lr": 5e-3}}, learns),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 FEW = ["lora", "lora_two", "lora_blocks", "lora_bf16", "lora_resumed", "lora_to_one"]
 APART = ["lora_eight", "lora_apart", "lora_apart_resumed"]
 REFUSED = ["lora_elsewhere", "lora_rank", "lora_none", "lora_megatron"]
-MANY = ["lora", "lora_two", "lora_three", "lora_released", "lora_two_by_two", "lora_two_by_two_moe"]
+MANY = ["lora", "lora_two", "lora_three", "lora_released", "lora_two_by_two", "lora_two_by_two_moe", "lora_context"]
 LONG = unless_all("three and four ranks")
 
 
@@ -125,7 +125,7 @@ def test_adapters_of_another_job_are_refused_by_name(few: Results, case: str, me
 
 
 @LONG
-@pytest.mark.parametrize("case", ["lora_two", "lora_three", "lora_released", "lora_two_by_two"])
+@pytest.mark.parametrize("case", ["lora_two", "lora_three", "lora_released", "lora_two_by_two", "lora_context"])
 def test_more_ranks_and_copies(many: Results, case: str) -> None:
     equal_to_one_rank(many, case)
     handed_over_as_computed(many, case)

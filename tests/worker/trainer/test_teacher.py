@@ -32,7 +32,17 @@ pytestmark = pytest.mark.slow
 in_draw = unless_drawn("a teacher on ranks")
 
 CASES = ["megatron", "megatron_tp", "megatron_tp_resumed", "megatron_pp", "megatron_cp", "megatron_few"]
-CASES += ["megatron_sampled", "fsdp", "fsdp_resumed", "fsdp_few", "fsdp_sampled", "fsdp_lora", "fsdp_moe", "learns"]
+CASES += [
+    "megatron_sampled",
+    "fsdp",
+    "fsdp_resumed",
+    "fsdp_few",
+    "fsdp_sampled",
+    "fsdp_lora",
+    "fsdp_moe",
+    "fsdp_cp",
+    "learns",
+]
 CASES += ["refused", "megatron_refused"]
 
 
@@ -143,7 +153,7 @@ class Loops:
 @pytest.mark.parametrize(
     ("cases", "distill"),
     [
-        (["megatron", "megatron_tp", "megatron_pp", "megatron_cp", "fsdp"], ALL_TOKENS),
+        (["megatron", "megatron_tp", "megatron_pp", "megatron_cp", "fsdp", "fsdp_cp"], ALL_TOKENS),
         (["megatron_sampled", "fsdp_sampled"], SAMPLED),
     ],
 )
