@@ -43,6 +43,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "rollout": ROLLOUT | {"tensorParallel": DEVICES},
         "training": TRAINING | {"expertParallel": DEVICES},
     },
+    "a shard of FSDP each": {"steps": 3, "rollout": ROLLOUT, "training": TRAINING | {"backend": "FSDP"}},
     "a trainer and an engine apart": {"steps": 3, "mode": "Disaggregated", "rollout": ROLLOUT, "training": TRAINING},
 }
 TOGETHER = {"nodes": 1, "devicesPerNode": DEVICES}

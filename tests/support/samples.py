@@ -21,6 +21,7 @@ GROUPS = (
     (
         "NPUs: two replicas, two engines",
         "NPUs: experts, one engine over both",
+        "NPUs: a shard of FSDP each",
         "NPUs: a trainer and an engine apart",
         "NPUs: an engine alone",
         "doctor --deep on NPUs",
