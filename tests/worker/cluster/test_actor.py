@@ -15,6 +15,7 @@ import ray
 from rljob_worker.cluster import actor
 from rljob_worker.cluster.actor import Actor, share
 from rljob_worker.cluster.groups import Group, Process
+from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.types import TrainBatch
 
 
@@ -67,6 +68,28 @@ def test_the_first_call_makes_the_object_and_says_what_is_wrong_with_its_argumen
     assert Adder.made == 1
     with pytest.raises(ValueError, match="start is negative"):
         make(-1).call("add", 2)
+
+
+def test_an_error_that_was_not_foreseen_leaves_its_traceback_in_the_log(
+    make: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(cause: Exception) -> None:
+        raise RuntimeError("the layer cannot be swapped") from cause
+
+    process = make(3)
+    process.call("add", 1)
+    for error in (StopRequested(), JobError("a loss is NaN"), UserError("spec.steps: 0")):
+        process._object.fails = lambda error=error: (_ for _ in ()).throw(error)
+        with pytest.raises(type(error)):
+            process.call("fails")
+    assert capfd.readouterr().err == ""
+    process._object.fails = lambda: fails(ValueError("two references"))
+    for run in (process.call, lambda method: list(process.stream(method))):
+        with pytest.raises(RuntimeError, match="swapped"):
+            run("fails")
+        said = capfd.readouterr().err
+        assert "ValueError: two references" in said
+        assert "RuntimeError: the layer cannot be swapped" in said
 
 
 def test_nothing_is_done_beside_before_the_first_call(make: Make) -> None:

@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -16,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import ray
 
+from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import keep_output_from_raising
 
 T = TypeVar("T")
@@ -76,6 +79,18 @@ def prepare_process(log_file: str, stacks_file: str) -> int:
     return os.getpid()
 
 
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Write the traceback of an error that this code did not foresee into the process's log: the driver has its last
+    line alone."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, JobError | StopRequested | UserError):
+            traceback.print_exc()
+        raise
+
+
 class Actor:
     """Runs the methods of one object, one call at a time, and thread-safe ones beside them.
 
@@ -111,14 +126,16 @@ class Actor:
     def call(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a method."""
         began = time.time()
-        return self._reply(self._run(method, args, kwargs), began)
+        with _logged():
+            return self._reply(self._run(method, args, kwargs), began)
 
     def stream(self, method: str, /, *args: object, **kwargs: object) -> Iterator[Reply[object]]:
         """Run a method that is a generator."""
         began = time.time()
-        # No delegation: Ray sends values into the generator.
-        for item in self._run(method, args, kwargs):
-            yield self._reply(item, began)
+        with _logged():
+            # No delegation: Ray sends values into the generator.
+            for item in self._run(method, args, kwargs):
+                yield self._reply(item, began)
 
     def beside(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a thread-safe method beside whatever is running; nothing before the first call."""
