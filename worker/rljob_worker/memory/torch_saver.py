@@ -11,12 +11,11 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 from rljob_api.spec import MemorySaverMode
@@ -273,10 +272,10 @@ class _Recorder(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        given = {value.untyped_storage().data_ptr() for value in tree_iter((args, kwargs)) if self._ours(value)}
+        given = {value.untyped_storage().data_ptr() for value in self._ours((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for value in tree_iter(out):
-            if self._ours(value) and value.numel():
+        for value in self._ours(out):
+            if value.numel():
                 storage = value.untyped_storage()
                 if storage.data_ptr() not in given:
                     self._found[storage.data_ptr()] = _Kept(
@@ -288,5 +287,12 @@ class _Recorder(TorchDispatchMode):
         """Objects that still live, each once."""
         return [kept for kept in self._found.values() if not kept.storage.expired()]
 
-    def _ours(self, value: object) -> TypeGuard[torch.Tensor]:
-        return isinstance(value, torch.Tensor) and value.device.type == self._device_type
+    def _ours(self, tree: object) -> Iterator[torch.Tensor]:
+        """The tensors on the device; of one that is made of others (a DTensor), which has no memory itself, those."""
+        for value in tree_iter(tree):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if is_traceable_wrapper_subclass(value):
+                yield from self._ours([getattr(value, name) for name in value.__tensor_flatten__()[0]])
+            elif value.device.type == self._device_type:
+                yield value
