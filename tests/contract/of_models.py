@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contracts import Contract, Kind, Source
 
-_NPU, _SEEDING, _SAVED = (
+_ATTENTION, _NPU, _SEEDING, _SAVED = (
+    "trainer/packed_attention.py",
     "trainer/megatron/models/megatron_npu.py",
     "trainer/megatron/models/seeding.py",
     "trainer/random_states.py",
@@ -21,7 +22,7 @@ _KERNELS = (
         Kind.FUNCTION,
         "npu_fusion_attention_forward",
         _META,
-        _NPU,
+        _ATTENTION,
         "attention; the first of its results is the context",
         ("query", "key", "value", "head_num", "input_layout"),
         ("atten_mask", "scale", "keep_prob", "sparse_mode", "actual_seq_qlen", "actual_seq_kvlen"),
@@ -33,7 +34,7 @@ _KERNELS = (
         Kind.TEXT,
         '@impl(m, "npu_fusion_attention")\ndef npu_fusion_attention_forward(',
         _META,
-        _NPU,
+        _ATTENTION,
         "the operator of that implementation",
         spelled="npu_fusion_attention",
         executed=True,

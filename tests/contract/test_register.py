@@ -18,6 +18,7 @@ DEVICE_CODE = [
     *(WORKER / "devices").glob("*.py"),
     *(WORKER / "memory").glob("*.py"),
     WORKER / "trainer" / "megatron" / "models" / "megatron_npu.py",
+    WORKER / "trainer" / "packed_attention.py",
     *(WORKER / "engine" / name for name in ("sleep_controller.py", "device_extension.py", "worker_extension.py")),
     WORKER / "upstream" / "vllm_device.py",
 ]

@@ -1,9 +1,10 @@
-"""Causal attention over a row of sequences, each of which sees itself alone; on CPU, and on CUDA."""
+"""Causal attention over a row of sequences, each of which sees itself alone; on CPU, CUDA and NPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, pairwise
 from typing import Protocol
 
@@ -87,6 +88,39 @@ def attend_on_cuda(query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[i
     )
     assert isinstance(context, Tensor)
     return context
+
+
+_CAUSAL = 2
+"""sparse_mode `leftUpCausal`: the mask is given once, as the upper triangle of 2048 x 2048, whatever the length is."""
+_MASK_SIZE = 2048
+
+
+def attend_on_npu(query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int], scale: float) -> Tensor:
+    """The same on CANN's fused kernel; the size of a head is a multiple of 16."""
+    import torch_npu
+
+    # In layout TND the causal mask is each sequence's own; both lists are integers of the host.
+    ends = list(bounds[1:])
+    context: Tensor = torch_npu.npu_fusion_attention(
+        query,
+        key,
+        value,
+        query.shape[1],
+        "TND",
+        atten_mask=_upper_triangle(query.device),
+        scale=scale,
+        keep_prob=1.0,
+        sparse_mode=_CAUSAL,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+    )[0]
+    return context
+
+
+@cache
+def _upper_triangle(device: torch.device) -> Tensor:
+    """Bool [2048, 2048], True where a query must not look: what `sparse_mode` 2 takes at any sequence length."""
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu_(1)
 
 
 def _by_fused_kernel(run: Run, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from rljob_worker.models.hf_model import PACKED
 from rljob_worker.trainer.context_parallel import to_heads, to_tokens
-from rljob_worker.trainer.packed_attention import Run, attend_on_cpu, attend_on_cuda, runs
+from rljob_worker.trainer.packed_attention import Run, attend_on_cpu, attend_on_cuda, attend_on_npu, runs
+
+_ATTEND = {"cpu": attend_on_cpu, "cuda": attend_on_cuda, "npu": attend_on_npu}
 
 
 def register_packed_attention() -> str:
@@ -86,8 +88,7 @@ def packed_attention(
     window = sliding_window if sliding_window is not None and sliding_window < longest else None
     how = _Scores(scaling or query.shape[-1] ** -0.5, window, softcap, s_aux)
     if softcap is None and s_aux is None and window is None and value.shape[-1] == query.shape[-1]:
-        attend = attend_on_cpu if query.device.type == "cpu" else attend_on_cuda
-        context = attend(query, key, value, row_bounds, how.scale)
+        context = _ATTEND[query.device.type](query, key, value, row_bounds, how.scale)
     else:
         context = torch.cat([_attend(run, query, key, value, how) for run in runs(row_bounds)])
     if context_group is not None:

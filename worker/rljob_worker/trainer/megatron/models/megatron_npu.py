@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from rljob_worker.trainer.megatron.models.kernels import CausalAttention
-
-_CAUSAL = 2
-"""sparse_mode `leftUpCausal`: the mask is given once, as the upper triangle of 2048 x 2048, whatever the length is."""
-_MASK_SIZE = 2048
+from rljob_worker.trainer.packed_attention import attend_on_npu
 
 
 class FusionAttention(CausalAttention):
     """On CANN's fused kernel; the size of a head is a multiple of 16."""
 
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
-        import torch_npu
-
-        # In layout TND the causal mask is each sequence's own; both lists are integers of the host.
-        ends = bounds[1:]
-        context: Tensor = torch_npu.npu_fusion_attention(
-            query.squeeze(1),
-            key.squeeze(1),
-            value.squeeze(1),
-            query.shape[2],
-            "TND",
-            atten_mask=_upper_triangle(query.device),
-            scale=self._scale(query),
-            keep_prob=1.0,
-            sparse_mode=_CAUSAL,
-            actual_seq_qlen=ends,
-            actual_seq_kvlen=ends,
-        )[0]
-        return context.flatten(1).unsqueeze(1)
-
-
-@cache
-def _upper_triangle(device: torch.device) -> Tensor:
-    """Bool [2048, 2048], True where a query must not look: what `sparse_mode` 2 takes at any sequence length."""
-    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu_(1)
+        row = (query.squeeze(1), key.squeeze(1), value.squeeze(1))
+        return attend_on_npu(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
 
 
 class FusedSwiGLU(torch.nn.Module):
