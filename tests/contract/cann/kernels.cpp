@@ -322,7 +322,19 @@ void moe_token_unpermute(const Call &call) {
   call.returns(to_device(rows, x));
 }
 
+// --- gradients that torch leaves to a device's own operators
+
+void matmul_backward(const Call &call) {
+  auto like = call.device("self");
+  auto grad = call.tensor("grad"), self = call.tensor("self"), other = call.tensor("other");
+  call.wants(self.dim() >= 2 && other.dim() >= 2, "matrices");
+  auto of_self = at::sum_to(at::matmul(grad, other.transpose(-2, -1)), self.sizes());
+  auto of_other = at::sum_to(at::matmul(self.transpose(-2, -1), grad), other.sizes());
+  call.returns(to_device(of_self, like), to_device(of_other, like));
+}
+
 struct Kernels {
+  torch::Library aten{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
   torch::Library npu{torch::Library::IMPL, "npu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
   torch::Library atb{torch::Library::IMPL, "atb", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
   torch::Library custom{torch::Library::IMPL, "_C_ascend", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
@@ -333,6 +345,7 @@ struct Kernels {
   }
 
   Kernels() {
+    add<matmul_backward>(aten, "matmul_backward");
     add<npu_rms_norm>(npu, "npu_rms_norm");
     add<npu_rms_norm_backward>(npu, "npu_rms_norm_backward");
     add<npu_swiglu>(npu, "npu_swiglu");

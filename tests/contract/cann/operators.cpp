@@ -48,7 +48,8 @@ const Names KEPT = {"aten::empty.memory_format",
                     "aten::set_.source_Storage_storage_offset",
                     "aten::set_.source_Tensor",
                     "aten::is_set_to",
-                    "aten::_has_compatible_shallow_copy_type"};
+                    "aten::_has_compatible_shallow_copy_type",
+                    "aten::matmul_backward"};
 
 bool is_view(const c10::FunctionSchema &schema) {
   for (auto &result : schema.returns())

@@ -54,8 +54,6 @@ GROUP_HOLDERS = (
     "torch.distributed.device_mesh",
     "torch.distributed.distributed_c10d",
 )
-_ATTENTION = {"npu": "flash_attention_2"}
-"""transformers' attention on a device, where it is not the one over rows on torch's kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def build_rank_state(joined: Joined, spec: RLJobSpec, model_folder: Path) -> Ran
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
     training, layout, dtype = spec.training, joined.layout, _dtype(spec.training)
-    model = build_hf_model(model_folder, attention=_attention(joined.device))
+    model = build_hf_model(model_folder, attention=register_packed_attention())
     canonical = checkpoint_views(model)
     views, files = _checked_files(model, canonical, model_folder)
     if training.lora is not None:
@@ -183,7 +181,7 @@ def build_critic_state(joined: Joined, spec: RLJobSpec, critic: CriticSpec, mode
     Raises:
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
-    built = build_value_model(model_folder, attention=_attention(joined.device))
+    built = build_value_model(model_folder, attention=register_packed_attention())
     sharded = _sharded(built.model, model_folder, joined, spec.training, _dtype(spec.training), critic=True)
     shards = place_shards(built.model, joined.region, joined.device.torch_device)
     pieces = pieces_of_rows(shards.rows, built.views, shards.sizes, joined.layout)
@@ -211,7 +209,7 @@ def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> t
     Raises:
         UserError: a model or a checkpoint that does not fit; names the tensor.
     """
-    model = build_hf_model(model_folder, attention=_attention(joined.device))
+    model = build_hf_model(model_folder, attention=register_packed_attention())
     views, files = _checked_files(model, checkpoint_views(model), model_folder)
     freeze(model, _dtype(spec.training))
     training = spec.training.model_copy(update={"recompute": Recompute.NONE})
@@ -230,10 +228,6 @@ def _policy_region(joined: Joined, spec: RLJobSpec) -> Region:
         return shareable(joined.device, joined.memory)
 
     return region
-
-
-def _attention(device: Device) -> str:
-    return _ATTENTION.get(device.name) or register_packed_attention()
 
 
 def _dtype(training: TrainingSpec) -> torch.dtype:
