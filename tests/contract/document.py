@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from contracts import Contract, Kind, Source
-from on_gpu import ran_on_gpu
+from ran_on_gpu import ran_on_gpu
 from register import CONTRACTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -99,7 +99,7 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an environment that is asked over an update is asked again",
         f"{_WORKER}/rollouts/turns.py",
-        "        if live is not None and live.waits:\n",
+        "        if live is not None and self._waits(live):\n",
         "        if False:\n",
         f"{_EPISODES}::test_episodes_go_on_over_updates_beside_new_ones",
     ),
@@ -113,7 +113,7 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an update of the weights waits for environments",
         f"{_WORKER}/rollouts/turns.py",
-        "            if paused():\n                return\n",
+        "            elif paused():\n                return\n",
         "",
         f"{_EPISODES}::test_an_update_does_not_wait_for_environments",
     ),

@@ -63,8 +63,8 @@ LANES_FAULTS = (
     Fault(
         "engines on the trainers' devices",
         "crds/rljob_api/derived.py",
-        "first = trainers if divides_devices(spec) else 0",
-        "first = 0",
+        "first, judges = trainers if divides_devices(spec) else 0, ",
+        "first, judges = 0, ",
         f"{PARTS}::test_every_process_has_devices_of_its_own",
     ),
     Fault(
@@ -84,8 +84,8 @@ LANES_FAULTS = (
     Fault(
         "only the trainers' devices in the pod",
         "crds/rljob_api/derived.py",
-        "NodeGroup(WORKER_GROUP, spec.resources.nodes, first + engine_devices, trainers",
-        "NodeGroup(WORKER_GROUP, spec.resources.nodes, first or engine_devices, trainers",
+        "devices, worker = first + engine_devices + judges, ",
+        "devices, worker = first or engine_devices + judges, ",
         "tests/operator/render/test_cluster_rules.py::"
         "test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod",
     ),

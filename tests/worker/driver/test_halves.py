@@ -64,7 +64,10 @@ def written(folder: Path, **origin: Any) -> Path:
 
 
 def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--from: .* holds no rollout\.json: needed is the run folder"):
+    with pytest.raises(UserError, match=r"--from: .*: there is no such folder; needed is the run folder"):
+        read_half(tmp_path / "nothing")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=r"--from: .* holds no rollout\.json; needed is the run folder"):
         read_half(tmp_path / "nothing")
     with pytest.raises(UserError, match="the journal lacks step 1"):
         read_half(written(tmp_path / "a"))
