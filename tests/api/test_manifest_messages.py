@@ -183,8 +183,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(tmp_path / "none.yaml") == ["there is no such file"]
     assert problems(str(tmp_path / "none.yaml")) == ["there is no such file"]
     assert problems(tmp_path) == ["is a folder; allowed: a file with an RLJob"]
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "binary.yaml").write_bytes(b"\x80\x81\x00")
     assert problems(tmp_path / "binary.yaml")[0].startswith("cannot be read: ")
+    (tmp_path / "other.yaml").write_bytes("steps: 1".encode("utf-16"))
+    assert problems(tmp_path / "other.yaml")[0].startswith("is UTF-16; a manifest is UTF-8 ")
 
 
 def test_scalars_are_read_as_the_api_server_reads_them() -> None:
