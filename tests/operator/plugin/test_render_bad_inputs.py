@@ -66,7 +66,7 @@ def test_text_that_would_take_long_or_all_memory(name: str, capsys: pytest.Captu
         (f"./{LONG}", "cannot be read: File name too long"),
         (f"{LONG}.yaml", "cannot be read: File name too long"),
         ("large.yaml", "has more than 1 MiB, which is no manifest"),
-        ("utf-16.yaml", "cannot be read: line 1 is not UTF-8"),
+        ("utf-16.yaml", "is UTF-16; a manifest is UTF-8 (convert it: iconv -f UTF-16 -t UTF-8)"),
     ],
 )
 def test_what_is_no_file_of_text(what: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
