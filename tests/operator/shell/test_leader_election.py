@@ -43,14 +43,14 @@ def lease(api: FakeApi) -> dict[str, object]:
 
 def test_a_standby_takes_over_only_after_the_leader_stopped_acting() -> None:
     async def run() -> None:
-        async with replicas(2, {"lease_seconds": 3.0, "renew_seconds": 2.0, "retry_seconds": 0.1}) as (
+        async with replicas(2, {"lease_seconds": 6.0, "renew_seconds": 4.0, "retry_seconds": 0.1}) as (
             api,
             (first, second),
         ):
             await first.acquire()
             holding = asyncio.create_task(first.hold())
             waiting = asyncio.create_task(second.acquire())
-            await asyncio.sleep(3.5)
+            await asyncio.sleep(6.5)
             assert first.leads
             assert not waiting.done()
             # The leader's requests hang from now on; the standby's do not.
