@@ -46,6 +46,9 @@ def head(request: pytest.FixtureRequest) -> Iterator[str]:
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
     if request.param:
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": request.param}
+    else:
+        # Else Ray asks for the token that a script of this user may have left in its home folder.
+        environment["RAY_AUTH_MODE"] = "disabled"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address=127.0.0.1"]
     command += [f"--{name}={port}" for name, port in ports.items()]
     command += ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", f"--temp-dir={folder}"]

@@ -95,6 +95,8 @@ class RayCluster:
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": os.pathsep.join(packages),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Else Ray asks for the token that a script of this user may have left in its home folder.
+            "RAY_AUTH_MODE": "disabled",
             # A lost node is noticed after 5 failed checks; a slow one has 10 seconds for each.
             "RAY_health_check_period_ms": "1000",
             # A machine that is busy with other tests starts the dashboard's parts slowly.
