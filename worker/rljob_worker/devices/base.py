@@ -131,7 +131,7 @@ class Device(Protocol):
         """Message from which another process on this device opens the tensor's memory without a copy.
 
         The tensor must live until all of them have closed it. Raises RuntimeError when its memory cannot be exported,
-        on a CPU ValueError.
+        on a CPU ValueError unless it was made to be shared (`shared_pages`).
         """
         ...
 

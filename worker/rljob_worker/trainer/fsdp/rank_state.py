@@ -20,7 +20,6 @@ from rljob_api.spec import (
     Recompute,
     RLJobSpec,
     TrainingSpec,
-    WeightTransport,
 )
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
@@ -221,7 +220,7 @@ def build_frozen_model(joined: Joined, spec: RLJobSpec, model_folder: Path) -> t
 
 def _policy_region(joined: Joined, spec: RLJobSpec) -> Region:
     """The context in which the policy's rows are made: the memory saver's, unless engines copy from them."""
-    if spec.weight_sync.transport is not WeightTransport.IN_PLACE:
+    if derived.has_slots(spec):
         return joined.region
 
     def region(_tag: str) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api import derived
-from rljob_api.spec import CriticSpec, Precision, RLJobSpec, TrainingSpec, WeightTransport
+from rljob_api.spec import CriticSpec, Precision, RLJobSpec, TrainingSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, shareable, sleeping_memory
 from rljob_worker.models.config import ModelConfig
@@ -112,7 +112,7 @@ def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_
     config = ModelConfig.from_hf(model_folder)
     load = partial(load_hf_weights, folder=model_folder)
     replay = spec.rollout.router_replay
-    shared = spec.weight_sync.transport is WeightTransport.IN_PLACE
+    shared = not derived.has_slots(spec)
     return _built(joined, spec.training, device, config, model_folder, load, router_replay=replay, shared=shared)
 
 

@@ -32,6 +32,8 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale = softmax_scale
 
+    attend_on_device = staticmethod(attend_on_cuda)
+    """Kernel of a device for a row [T, heads, width]."""
     shares_prompts = False
     """Whether it takes rows in which samples go on from one prompt."""
 
@@ -73,7 +75,7 @@ class CausalAttention(torch.nn.Module):
 
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
         row = (query.squeeze(1), key.squeeze(1), value.squeeze(1))
-        return attend_on_cuda(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
+        return self.attend_on_device(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
 
     def _attend_shared(
         self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int], prefixes: list[int]

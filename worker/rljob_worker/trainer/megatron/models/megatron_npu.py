@@ -12,9 +12,7 @@ from rljob_worker.trainer.packed_attention import attend_on_npu
 class FusionAttention(CausalAttention):
     """On CANN's fused kernel; the size of a head is a multiple of 16."""
 
-    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
-        row = (query.squeeze(1), key.squeeze(1), value.squeeze(1))
-        return attend_on_npu(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
+    attend_on_device = staticmethod(attend_on_npu)
 
 
 class FusedSwiGLU(torch.nn.Module):
