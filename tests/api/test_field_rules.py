@@ -14,7 +14,7 @@ from schema_evaluator import admit, broken_rules, compile_rule
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.blocks import path_text
 from rljob_api.rules import RULES, Rule
-from rljob_api.rules.learning import algorithm_rules, group_size_rule
+from rljob_api.rules.algorithms import algorithm_rules, group_size_rule
 from rljob_api.spec import Profile
 from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
 from rljob_api.validation import ManifestError, load_manifest

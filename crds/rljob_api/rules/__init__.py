@@ -14,6 +14,7 @@ from rljob_api.rules.backends import BACKENDS
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
 from rljob_api.rules.critic import CRITIC
+from rljob_api.rules.data import MODEL_AND_DATA
 from rljob_api.rules.deadlines import DEADLINE_CHECKS
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.distill import DISTILL
@@ -23,7 +24,7 @@ from rljob_api.rules.folders import FOLDER_CHECKS
 from rljob_api.rules.handover import HANDOVER_CHECKS
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.judges import JUDGE_CHECKS, JUDGES
-from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
+from rljob_api.rules.learning import LEARNING
 from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
@@ -32,6 +33,7 @@ from rljob_api.rules.pictures import PICTURES
 from rljob_api.rules.pod_shapes import SHAPE_CHECKS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
+from rljob_api.rules.rollout import ENGINE_ARGS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
 from rljob_api.rules.silent import SILENT_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS

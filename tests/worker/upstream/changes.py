@@ -33,7 +33,7 @@ _LAZY = ("__getattr__", "__path__", "__warningregistry__")
 def modules_of_the_worker() -> list[str]:
     """All but those that import a tracker's package: each has a process of its own, in an environment that has it."""
     import rljob_worker
-    from rljob_api.rules.learning import TRACKER_KEYS
+    from rljob_api.rules.trackers import TRACKER_KEYS
 
     names = [module.name for module in pkgutil.walk_packages(rljob_worker.__path__, "rljob_worker.")]
     return [name for name in names if name.removeprefix(_TRACKERS) not in TRACKER_KEYS]
