@@ -202,7 +202,9 @@ def test_an_import_that_does_not_end_is_named(
         assert str(refused.value) == f"spec.reward.python: {message}"
         return
     # The second import may differ from the first: a file server that went away.
-    monkeypatch.setattr("rljob_worker.rewards.runner.check_function", lambda *_: Calling(False, False, Signature.RLJOB))
+    monkeypatch.setattr(
+        "rljob_worker.rewards.scorers.check_function", lambda *_: Calling(False, False, Signature.RLJOB)
+    )
     with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner, pytest.raises(RewardError) as failed:
         runner.score(samples_of(spec, ["a"]), soon(30))
     assert message in str(failed.value)
@@ -275,7 +277,7 @@ def test_a_closed_network(make_runner: Make) -> None:
 
 
 def test_a_refused_network_is_named(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob_worker.rewards.runner.network_can_be_closed", lambda: False)
+    monkeypatch.setattr("rljob_worker.rewards.scorers.network_can_be_closed", lambda: False)
     with pytest.raises(UserError, match=r"spec\.reward\.network: false needs a network namespace"):
         hostile(make_runner, "connects", network=False)
 

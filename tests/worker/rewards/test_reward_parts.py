@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.reward_parts import LEFT_OUT_KEY, MOST_PARTS, PREFIX, PartNames
 from rljob_worker.rewards.parts import PartMeans
-from rljob_worker.rewards.runner import RewardResult
+from rljob_worker.types import RewardResult
 
 
 def results(*parts: dict[str, float]) -> list[RewardResult]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rljob_worker.data.sources import TURNS
 from rljob_worker.errors import JobError
 from rljob_worker.flow.turns import Turn
-from rljob_worker.rewards.functions import RewardFailure, representable
+from rljob_worker.rewards.functions import RewardFailure, Score, representable
 from rljob_worker.rewards.weighted_parts import Part, join
 from rljob_worker.types import Generation, Prompt, RewardResult
 
@@ -175,3 +177,43 @@ def _joined(calls: Sequence[ScoreCall]) -> RewardResult:
 
 def _name(sample: RewardSample) -> str:
     return f"prompt {sample.prompt.uid}, sample {sample.index}"
+
+
+def outcome(call: ScoreCall, score: Score) -> RewardResult | RewardFailure:
+    """Outcome of a call; a part may leave a sample to the others."""
+    if score.value is not None:
+        notes = {} if score.note is None else {call.part.name or "judge": score.note}
+        return RewardResult(score.value, score.parts, notes=notes)
+    if call.part.name is None:
+        return RewardFailure("the reward returned None, which is no score, and there is no other")
+    return RewardResult(0.0, absent=True)
+
+
+def payload(sample: RewardSample, text: str) -> dict[str, Any]:
+    """Everything about a sample that a process which scores it may be given; `text` is the response."""
+    return {
+        "prompt": sample.prompt.text,
+        "response": text,
+        "label": sample.prompt.label,
+        "finish_reason": sample.generation.finish_reason,
+        "metadata": _metadata(sample),
+        "row": sample.prompt.row,
+        "raw_label": sample.prompt.row.get(sample.prompt.label_key, sample.prompt.label)
+        if sample.prompt.label_key
+        else None,
+        "messages": sample.prompt.messages,
+        "source": sample.prompt.source,
+        "response_tokens": len(sample.generation.token_ids),
+        "key": f"{sample.prompt.uid if sample.ordinal is None else sample.ordinal}/{sample.index}",
+    }
+
+
+def _metadata(sample: RewardSample) -> Mapping[str, object]:
+    """The row's other columns, and of an episode its turns."""
+    if not sample.turns:
+        return sample.prompt.metadata
+    turns = [
+        {"action": turn.action, "observation": turn.observation, "reward": turn.reward, "values": dict(turn.values)}
+        for turn in sample.turns
+    ]
+    return {**sample.prompt.metadata, TURNS: turns}
