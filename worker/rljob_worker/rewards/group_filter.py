@@ -139,4 +139,4 @@ def group_filter_of(
     bounds = (spec.reward or RewardSpec(name="exact")).model_copy(update=own)
     known = [columns[field] for field, _ in data_sources(spec) if field in columns]
     setup = FilterSetup(oversampling.function, frozenset.intersection(*known) if known else None)
-    return GroupFilter(setup, bounds, rewards.place(bounds))
+    return GroupFilter(setup, bounds, rewards.scorers.place(bounds))

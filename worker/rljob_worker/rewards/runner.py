@@ -9,8 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api.spec import RewardSpec, RLJobSpec
-from rljob_worker.confined.process import Place
+from rljob_api.spec import RLJobSpec
 from rljob_worker.data.reward_rows import RoutedRows
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.models.judge_model import Said
@@ -68,7 +67,7 @@ class RewardRunner:
         self._asked: list[_Question] = []
         self._calls = ScoreCalls(self._forget_queued)
         self._clock = BusyClock()
-        self._scorers = Scorers(
+        self.scorers = Scorers(
             spec,
             tokenizer,
             columns=columns,
@@ -81,7 +80,7 @@ class RewardRunner:
 
     def start(self) -> None:
         """Start the scoring processes ahead of the first `submit`."""
-        for scorer in self._scorers.isolated():
+        for scorer in self.scorers.isolated():
             scorer.pool.start()
 
     def submit(self, samples: Sequence[RewardSample]) -> None:
@@ -89,13 +88,13 @@ class RewardRunner:
         prompt's group whole."""
         now = time.monotonic()
         parts = [
-            [ScoreCall(sample, part, now) for part, _ in self._scorers.of(sample.prompt.reward)] for sample in samples
+            [ScoreCall(sample, part, now) for part, _ in self.scorers.of(sample.prompt.reward)] for sample in samples
         ]
         self._calls.begin(parts)
         with self._clock:
             for _, group in groupby(parts, key=lambda calls: id(calls[0].sample.prompt.reward)):
                 calls = list(group)
-                for index, (_, scorer) in enumerate(self._scorers.of(calls[0][0].sample.prompt.reward)):
+                for index, (_, scorer) in enumerate(self.scorers.of(calls[0][0].sample.prompt.reward)):
                     members = [of_sample[index] for of_sample in calls]
                     if isinstance(scorer, Inline):
                         self._score_inline(scorer, members)
@@ -163,17 +162,13 @@ class RewardRunner:
         seeds = [seed_of(self._seed, judge.spec.name, one.key, count) for one in asked]
         return Questions([one.tokens for one in asked], seeds, judge.writes, answer)
 
-    def place(self, reward: RewardSpec) -> Place:
-        """Place of code with the bounds of this reward; UserError where a path that it names is not there."""
-        return self._scorers.place(reward)
-
     def take_busy_seconds(self) -> float:
         """Wall-clock seconds, since the last call, during which at least one sample was being scored."""
         return self._clock.take()
 
     def close(self) -> None:
         """End the scoring processes."""
-        for scorer in self._scorers.isolated():
+        for scorer in self.scorers.isolated():
             scorer.pool.close()
 
     def __enter__(self) -> RewardRunner:
@@ -233,7 +228,7 @@ class RewardRunner:
 
     def _forget_queued(self) -> None:
         self._asked = []
-        for scorer in self._scorers.isolated():
+        for scorer in self.scorers.isolated():
             for _ in range(scorer.pool.cancel_queued()):
                 self._clock.exit()
 

@@ -58,7 +58,7 @@ Scorer = Inline | Isolated | ModelJudge
 
 
 class Scorers:
-    """What scores the parts of each reward of a job; equal parts share one.
+    """Scorers of the parts of a job's rewards; equal parts share one.
 
     Construction checks every reward, in processes that end at once, and raises UserError. Arguments as `RewardRunner`.
     """
@@ -108,7 +108,7 @@ class Scorers:
                 logger.warning("rewards run in processes of their own, but on this kernel %s", open_)
 
     def isolated(self) -> Iterator[Isolated]:
-        """Those made so far that score in processes of their own."""
+        """Scorers, made so far, that have processes of their own."""
         return (scorer for scorer in self._scorers.values() if isinstance(scorer, Isolated))
 
     def of(self, reward: RewardSpec) -> list[tuple[Part, Scorer]]:
