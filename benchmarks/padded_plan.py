@@ -13,8 +13,9 @@ import torch
 
 from rljob_worker.trainer.batches import MicroBatch, PackedBatch, Update
 from rljob_worker.trainer.objective import TokenValues
+from rljob_worker.trainer.row_shares import share_of
 from rljob_worker.trainer.trainer import Trainer
-from rljob_worker.types import IntArray, TrainBatch
+from rljob_worker.types import IntArray, StepMetrics, TrainBatch
 
 GROUPS_PER_BOUND = 64
 """The fixed cost of a micro-batch is taken to be that of this part of the largest one's tokens."""
@@ -109,25 +110,24 @@ class PaddedSide:
         rectangles = [rectangle(packed.micro_batch(group)) for group in groups]
         return [Update(rectangles, int(packed.responses.sum()), len(packed))]
 
-    def train(self, batch: TrainBatch, *step: Any) -> None:
-        """Same as the trainer's own."""
+    def train(self, batch: TrainBatch, *step: Any) -> StepMetrics:
+        """Same as the trainer's own, in one update."""
         self._trainer._planned = (batch, self.plan(batch))
         self._model.rotary_pos_emb = self._rotary.inner
         self._pipeline._step = self._step
         try:
-            self._trainer.train(batch, *step)
+            return self._trainer.train(batch, *step)
         finally:
             del self._pipeline._step
             self._model.rotary_pos_emb = self._rotary
 
     def _step(self, compute: Any, data: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[torch.Tensor, Any]:
         index, micro_batch = next(data)
-        self._pipeline._selected, self._pipeline._labels = micro_batch.rows, micro_batch.labels
-        self._pipeline._wanted = compute.wanted
+        self._pipeline._share, self._pipeline._wanted = share_of(micro_batch, 0, 1), compute.wanted
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            loss, result = compute(index, micro_batch, TokenValues(*values.squeeze(0).unbind(-1)))
+            loss, result = compute(index, micro_batch, TokenValues.of_table(values.squeeze(0), compute.wanted))
             return loss, torch.zeros((), dtype=torch.int), result
 
         return output, loss_func

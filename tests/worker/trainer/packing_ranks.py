@@ -107,6 +107,20 @@ def resumed(process: Process) -> Result:
     return result
 
 
+def rectangles(process: Process) -> Result:
+    """Metrics of a step in rows and, from the same weights, in the padded rectangles of the benchmarks."""
+    sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+    from padded_plan import PaddedSide
+
+    result: Result = {}
+    for name in ("rows", "rectangles"):
+        trainer = process.trainer(globalBatchSize=SAMPLES)
+        side = trainer if name == "rows" else PaddedSide(trainer)
+        result[name] = dict(side.train(cases.make_batch(1), SAMPLING, 2).metrics)
+        trainer.close()
+    return result
+
+
 def shared_step(trainer: Trainer, seed: int) -> tuple[dict[str, float], int]:
     """Metrics, and how many segments of its rows went on from a prompt."""
     batch = grouped_batch(seed, experts=False)
@@ -154,5 +168,5 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
 
 if __name__ == "__main__":
     cases.CASES |= {name: lambda process, cell=cell: compared(process, **cell) for name, cell in CELLS.items()}
-    cases.CASES["resumed"] = resumed
+    cases.CASES |= {"resumed": resumed, "rectangles": rectangles}
     cases.main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         "packing",
         together,
-        (alone[::2], [*alone[1::2], "resumed"]),
+        ([*alone[::2], "rectangles"], [*alone[1::2], "resumed"]),
         (Path(__file__).with_name("packing_ranks.py"),),
     )
     return folder
@@ -77,6 +77,11 @@ def test_a_trainer_that_goes_on_computes_the_same_bits(folder: Path) -> None:
     for whole, piece in zip(result["whole weights"], result["second weights"], strict=True):
         assert whole[:4] == piece[:4]
         assert torch.equal(whole[4], piece[4])
+
+
+def test_the_padded_side_of_the_benchmarks_takes_the_same_step(folder: Path) -> None:
+    result = torch.load(folder / "rectangles.rank-0.pt", weights_only=False)
+    assert result["rectangles"] == pytest.approx(result["rows"], rel=1e-5, abs=1e-6)
 
 
 def assert_alike(rows: dict[str, Any], samples: dict[str, Any], largest: float) -> None:
