@@ -2,11 +2,11 @@
 
 The other commit runs from a temporary folder; where its lock file is another one, in an environment made from that. The
 two runs of a pair are there at once, and while one is in a step, the other waits before its own: what a machine does
-from minute to minute meets both. Of each phase the median over a run's steps is taken, then the ratio in each pair,
-then the median of the pairs. Beside the seconds stands the processor time of driver, trainers, engines and whatever
-else the driver started: on a machine that others use too, it varies less.
+from minute to minute meets both. Of each phase, and of what is in none, the median over a run's steps is taken, then
+the ratio in each pair, then the median of the pairs. Beside the seconds stands the processor time of driver, trainers,
+engines and whatever else the driver started: on a machine that others use too, it varies less.
 
-    python benchmarks/against_commit.py COMMIT [--pairs N] [--steps N] [--threads N]
+    python benchmarks/against_commit.py COMMIT [--pairs N] [--steps N] [--manifest FILE] [--set FIELD=VALUE ...]
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from figures import Figure, report
 
 ROOT = Path(__file__).parent.parent
 PHASES = {"rollout": "rollout", "actor_train": "training", "update_weights": "weight sync"}
+OTHER = "other"
 LIMIT = 1.03
 WARM_UP_STEPS = 5
 FIRST_PHASE = "rollout"
+WAITED = "waited"
+"""Seconds of each step in which the other run had its turn."""
 TURN_SECONDS = 600
 """The longest wait for the other run of a pair: its start, or a step."""
 Medians = dict[str, dict[str, float]]
@@ -45,6 +48,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help=f"of each run; the first {WARM_UP_STEPS} are not counted")
     parser.add_argument("--manifest", type=Path, default=ROOT / "examples" / "quickstart.yaml")
     parser.add_argument("--threads", type=int, help="of trainers and engines: 1 where others use the machine too")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="of both jobs, as of `rljob run`")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
@@ -71,11 +75,12 @@ def main() -> int:
 
 def figures(pairs: Sequence[tuple[Medians, Medians]], commit: str) -> Iterator[Figure]:
     """A row for each phase and clock; the limit is that of seconds."""
-    for clock, unit in (("seconds", "seconds"), ("processor", "processor seconds")):
-        for phase, what in PHASES.items():
-            ratios = [this[clock][phase] / other[clock][phase] for this, other in pairs]
-            note = f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs"
-            yield Figure(f"{what}, {unit}", commit, statistics.median(ratios), LIMIT, at_most=True, note=note)
+    rows = [("seconds", phase, f"{what}, seconds") for phase, what in (PHASES | {OTHER: OTHER}).items()]
+    rows += [("processor", phase, f"{what}, processor seconds") for phase, what in PHASES.items()]
+    for clock, phase, what in rows:
+        ratios = [this[clock][phase] / other[clock][phase] for this, other in pairs]
+        note = f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs"
+        yield Figure(what, commit, statistics.median(ratios), LIMIT, at_most=True, note=note)
 
 
 def unpacked(commit: str, folder: Path) -> Path:
@@ -130,7 +135,7 @@ def run(tree: Path, python: str, arguments: argparse.Namespace, own: Path, peer:
 
 def _run(tree: Path, python: str, arguments: argparse.Namespace, own: Path, peer: Path) -> Medians:
     output = own.with_name(f"run-{own.name}")
-    settings = [f"spec.steps={arguments.steps}"]
+    settings = [f"spec.steps={arguments.steps}", *arguments.settings]
     if arguments.threads:
         settings.append(f"spec.resources.threadsPerDevice={arguments.threads}")
     order = {
@@ -156,10 +161,14 @@ def _run(tree: Path, python: str, arguments: argparse.Namespace, own: Path, peer
 
 def medians_of(output: Path) -> Medians:
     """The medians of a run folder's phases, of its steps after the first."""
-    steps = [json.loads(line)["phases"] for line in (output / "steps.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
     counted: dict[str, list[float]] = json.loads((output / "processor.json").read_text())
+    steps: list[dict[str, float]] = []
+    for record, waited in zip(records, counted.pop(WAITED), strict=True):
+        outside = record["step_seconds"] - sum(record["phases"].values()) - waited
+        steps.append(record["phases"] | {OTHER: outside})
     return {
-        "seconds": {name: statistics.median(step[name] for step in steps[WARM_UP_STEPS:]) for name in PHASES},
+        "seconds": {name: statistics.median(step[name] for step in steps[WARM_UP_STEPS:]) for name in (*PHASES, OTHER)},
         "processor": {name: statistics.median(counted[name][WARM_UP_STEPS:]) for name in PHASES},
     }
 
@@ -186,8 +195,10 @@ def run_inside(order: dict[str, str | list[str]]) -> int:
         if name == FIRST_PHASE:
             if counted:
                 give(peer)
+            began = time.perf_counter()
             take(pipe)
-        if not counted:
+            counted.setdefault(WAITED, []).append(time.perf_counter() - began)
+        if not processes:
             processes[:] = descendants(os.getpid())
         before = [processor_time(pid) for pid in processes]
         with of_phase(clock, name):
