@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rljob_api import derived
 from rljob_api.base import ApiModel
+from rljob_api.how_many import how_many
 from rljob_api.spec import LrSchedule, RLJobSpec
 
 _LEAST_SECONDS = 30
@@ -29,14 +30,15 @@ def beyond_the_job(spec: RLJobSpec) -> Iterator[str]:
     ):
         steps: int = getattr(block, name)
         if steps > spec.steps and not _is_default(block, name):
-            yield f"spec.{place}: {steps} is more than the job's {spec.steps} steps: {why}"
+            yield f"spec.{place}: {steps} is more than the job's {how_many(spec.steps, 'step')}: {why}"
 
 
 def _ends(spec: RLJobSpec) -> Iterator[str]:
     """An early stop that comes too late, a profile that is cut short, a job that ends before it began."""
     stop, profile, seconds = spec.early_stop, spec.records.profile, spec.active_deadline_seconds
     if stop is not None and not _is_default(stop, "patience") and stop.patience > spec.steps - max(stop.after_step, 1):
-        yield f"spec.earlyStop.patience: {stop.patience} is more values than the job's {spec.steps} steps have"
+        have = how_many(spec.steps, "step has", "steps have")
+        yield f"spec.earlyStop.patience: {stop.patience} is more values than the job's {have}"
     if profile is not None and profile.first_step <= spec.steps < (last := profile.first_step + profile.steps - 1):
         first = profile.first_step
         yield f"spec.records.profile.steps: {first} to {last} are asked for, and the job ends with step {spec.steps}"
@@ -59,8 +61,8 @@ def _learning_rates(spec: RLJobSpec) -> Iterator[str]:
     decay = optimizer.decay_steps
     if optimizer.schedule != LrSchedule.CONSTANT and decay is not None and decay > updates:
         yield (
-            f"spec.training.optimizer.decaySteps: {decay} is more than the job's {updates} updates: the learning rate "
-            f"never comes to minLr, {optimizer.min_lr:g}"
+            f"spec.training.optimizer.decaySteps: {decay} is more than the job's {how_many(updates, 'update')}: the "
+            f"learning rate never comes to minLr, {optimizer.min_lr:g}"
         )
     critic = derived.critic(spec)
     if critic is not None:
@@ -71,8 +73,8 @@ def _learning_rates(spec: RLJobSpec) -> Iterator[str]:
 def _warm_up(place: str, steps: int, updates: int, rate: float) -> Iterator[str]:
     if steps > updates:
         yield (
-            f"spec.{place}.warmupSteps: {steps} is more than the job's {updates} updates: the learning rate ends at "
-            f"{rate * updates / steps:.3g} and never comes to {rate:g}"
+            f"spec.{place}.warmupSteps: {steps} is more than the job's {how_many(updates, 'update')}: the learning "
+            f"rate ends at {rate * updates / steps:.3g} and never comes to {rate:g}"
         )
 
 

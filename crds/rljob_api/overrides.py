@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from rljob_api.blocks import path_text
+from rljob_api.how_many import how_many
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.yaml_text import YamlError, parse_yaml
 
@@ -79,7 +80,7 @@ def _child(node: Any, part: str | int, at: list[str | int]) -> Any:
         if not isinstance(node, list):
             raise ValueError(f"{where} is no list")
         if part > len(node):
-            raise ValueError(f"{where} has {len(node)} items, so [{part}] is beyond its end")
+            raise ValueError(f"{where} has {how_many(len(node), 'item')}, so [{part}] is beyond its end")
         return node[part] if part < len(node) else None
     if not isinstance(node, dict):
         raise ValueError(f"{where} is no mapping")

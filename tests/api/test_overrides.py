@@ -56,7 +56,7 @@ def test_later_overrides_win_and_the_document_is_not_touched() -> None:
         ("spec.steps=[1", "no YAML"),
         ("spec.steps.more=3", "spec.steps is no mapping"),
         ("spec.data[0]=3", "spec.data is no list"),
-        ("spec.data.sources[5].path=3", "spec.data.sources has 1 items, so [5] is beyond its end"),
+        ("spec.data.sources[5].path=3", "spec.data.sources has 1 item, so [5] is beyond its end"),
     ],
 )
 def test_malformed_overrides_are_named(override: str, wrong: str) -> None:

@@ -7,6 +7,7 @@ exit code is 1, and a change that brings the number further down lowers the limi
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections import defaultdict
@@ -28,6 +29,12 @@ CALLS_BY_NAME = {
 OF_WORKERS = re.compile(r"rljob_[a-z_]+")
 """Methods that are mixed into vLLM's workers."""
 RECORDS = re.compile(r"(record|status|summary|page|step|run|previous|written)s?")
+PLURAL = re.compile(
+    " (checkpoints|steps|rows|prompts|devices|nodes|engines|trainers|values|warnings|errors|restarts|processes|pods|"
+    "responses|workers|findings|files|items|requests|scores|settings|events|updates|pictures|problems|episodes)\\b"
+)
+UNREAD = [["flow"], ["upstream"], ["weightsync"], ["memory"], ["algorithms"], ["trainer"], ["devices"]]
+"""Rooms whose messages are of programs to programs."""
 ROOMS = [["driver"], ["rollouts"], ["flow"], ["cluster"], ["checkpoints"]]
 SHOWN = 12
 
@@ -245,6 +252,28 @@ def classes_that_generate(files: list[File]) -> list[str]:
     return found
 
 
+def fixed_plurals(files: list[File]) -> list[str]:
+    """Numbers with a plural after them in messages, `{n} steps`, which says `1 steps`: `how_many` has both forms.
+
+    The second number of `3 of 8 rows` is left out, and what has as many in every case (a constant, bytes, tokens).
+    """
+    found = []
+    for file in files:
+        if file.module.split(".")[1:2] in UNREAD:
+            continue
+        for node in (node for node in ast.walk(file.tree) if isinstance(node, ast.JoinedStr)):
+            parts = [part.value if isinstance(part, ast.Constant) else part for part in node.values]
+            for i, (part, after) in enumerate(itertools.pairwise(parts)):
+                plural = PLURAL.match(after) if isinstance(after, str) else None
+                if plural is None or not isinstance(part, ast.FormattedValue) or part.format_spec is not None:
+                    continue
+                constant = isinstance(part.value, ast.Name) and part.value.id.isupper()
+                of_several = i > 1 and parts[i - 1] in (" of ", " of the ", " of at most ")
+                if not constant and not of_several:
+                    found.append(file.at(part, ast.unparse(part.value) + plural[0]))
+    return found
+
+
 def lines_of_rooms(files: list[File]) -> list[str]:
     """Lines of the rooms through which a step goes: the driver's loops, rollouts, placement and checkpoints."""
     return [line for file in files if file.module.split(".")[1:2] in ROOMS for line in file.text.splitlines()]
@@ -263,6 +292,7 @@ def count_all() -> list[Count]:
         ("files in driver/", lambda: files_in_driver(worker), *LIMITS["driver"]),
         ("classes that ask engines to generate", lambda: classes_that_generate(worker), *LIMITS["generate"]),
         ("methods of the worker that only forward", lambda: forwarders(worker), *LIMITS["forward"]),
+        ("numbers with a fixed plural in messages", lambda: fixed_plurals(everything), *LIMITS["plurals"]),
         ("docstrings that begin with What, Of, As, Those, Which, How, Where", lambda: begins, *LIMITS["begins"]),
         ("docstrings with who, whoever, told, knows", lambda: people, *LIMITS["people"]),
     ]
@@ -287,6 +317,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "driver": (14, 22),
     "generate": (1, 1),
     "forward": (15, 15),
+    "plurals": (18, 18),
     "lines": (float("inf"), 8128),
     "begins": (0, 0),
     "people": (0, 0),

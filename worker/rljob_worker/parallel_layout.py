@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import TrainingBackend, TrainingSpec
 
 
@@ -197,22 +198,22 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
     model = training.tensor_parallel * training.pipeline_parallel
     if training.fsdp is not None and world_size % (training.fsdp.shard_size or 1):
         raise ValueError(
-            f"training.fsdp.shardSize: {training.fsdp.shard_size} does not divide the {world_size} devices"
+            f"training.fsdp.shardSize: {training.fsdp.shard_size} does not divide the {how_many(world_size, 'device')}"
         )
     if world_size % model:
         raise ValueError(
             f"training.tensorParallel x training.pipelineParallel is {training.tensor_parallel} x "
-            f"{training.pipeline_parallel} = {model}, which does not divide the {world_size} devices"
+            f"{training.pipeline_parallel} = {model}, which does not divide the {how_many(world_size, 'device')}"
         )
     if world_size // model % training.context_parallel:
         raise ValueError(
             f"training.contextParallel: {training.context_parallel} does not divide the {world_size // model} replicas "
-            f"that {world_size} devices hold by training.tensorParallel x training.pipelineParallel"
+            f"that {how_many(world_size, 'device')} hold by training.tensorParallel x training.pipelineParallel"
         )
     if (world_size // training.pipeline_parallel) % training.expert_parallel:
         raise ValueError(
             f"training.expertParallel: {training.expert_parallel} does not divide the "
-            f"{world_size // training.pipeline_parallel} devices of a pipeline stage"
+            f"{how_many(world_size // training.pipeline_parallel, 'device')} of a pipeline stage"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api import derived
+from rljob_api.how_many import how_many
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.rules.texts import NEVER_GIVEN, reward_functions
@@ -123,7 +124,7 @@ def _verdict(verdict: Any) -> Iterator[Finding]:
         yield Finding(("pattern",), f"is no regular expression: {error}", "as Python's re takes it")
     else:
         if groups != 1:
-            yield Finding(("pattern",), f"has {groups} groups", "one group, which is the verdict")
+            yield Finding(("pattern",), f"has {how_many(groups, 'group')}", "one group, which is the verdict")
         if found := _FUZZY.search(verdict.pattern):
             wrong = f"{found.group()!r} asks the package regex, which searches, for near matches"
             yield Finding(("pattern",), wrong, "a brace of the text as \\{")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.derived import longest_sequence
+from rljob_api.how_many import how_many
 from rljob_api.profiles import PROFILES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import Precision, RLJobSpec, TrainingBackend
@@ -108,7 +109,9 @@ def size_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding((key,), "is no size", f"whole number, at least 1 and at most {most}")
     layers, experts = size_of(config, "num_hidden_layers"), size_of(config, "num_experts")
     if layers and experts and layers * experts > _MOST_EXPERTS:
-        yield Finding(("num_experts",), f"is too many for {layers} layers", f"at most {_MOST_EXPERTS // layers}")
+        yield Finding(
+            ("num_experts",), f"is too many for {how_many(layers, 'layer')}", f"at most {_MOST_EXPERTS // layers}"
+        )
 
 
 def _of_values(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api import derived
+from rljob_api.how_many import how_many
 from rljob_api.rules.findings import Check, Finding, address_fault
 from rljob_api.spec import OtlpSpec, RLJobSpec, TrackerSpec
 from rljob_api.step_metrics import is_step_metric, like_it
@@ -31,7 +32,9 @@ def _profile(spec: Any) -> Iterator[Finding]:
     if not profile.ranks and not profile.engines:
         yield Finding(at, "names neither ranks nor engines", "one of either at least")
     if profile.first_step > spec.steps:
-        yield Finding((*at, "firstStep"), f"is behind the last of the job's {spec.steps} steps", f"1 to {spec.steps}")
+        yield Finding(
+            (*at, "firstStep"), f"is behind the last of the job's {how_many(spec.steps, 'step')}", f"1 to {spec.steps}"
+        )
 
 
 def _metrics(spec: Any) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 from rljob_api import derived
 from rljob_api import kubernetes_names as names
 from rljob_api.hardware import device_memory
+from rljob_api.how_many import how_many
 from rljob_api.profiles import PROFILES
 from rljob_api.profiles.base import MindCluster
 from rljob_api.quantities import to_cores, to_number
@@ -37,8 +38,11 @@ def too_many_processes(group: derived.NodeGroup, tensor_parallel: int, cores: in
     if processes <= most:
         return None
     engines = group.engine_devices // tensor_parallel
-    judges = f", {group.judge_devices} processes of a judge" if group.judge_devices else ""
-    wrong = f"{group.trainers} trainers and {engines} engines{judges} are {processes} processes, for {cores} cores"
+    judges = f", {how_many(group.judge_devices, 'process', 'processes')} of a judge" if group.judge_devices else ""
+    wrong = (
+        f"{how_many(group.trainers, 'trainer')} and {how_many(engines, 'engine')}{judges} are {processes} processes, "
+    )
+    wrong += f"for {how_many(cores, 'core')}"
     return wrong, f"at most {PROCESSES_PER_CORE} on each core, {most}"
 
 
@@ -123,16 +127,19 @@ def _devices(spec: Any) -> Iterator[Finding]:
         at = ("resources", *own, "devicesPerNode")
         judges = f" ({group.judge_devices} of a judge alone)" if group.judge_devices else ""
         if profile.devices_per_node is not None and group.devices > profile.devices_per_node:
-            wrong = f"{group.devices} devices on a node{judges}: servers of profile {profile.name} have fewer"
+            wrong = (
+                f"{how_many(group.devices, 'device')} on a node{judges}: servers of profile {profile.name} have fewer"
+            )
             if not profile.has_devices:
                 engines = group.engine_devices // spec.rollout.tensor_parallel
-                wrong = f"{group.trainers} trainers and {engines} engines on a node: no server runs as many"
+                processes = f"{how_many(group.trainers, 'trainer')} and {how_many(engines, 'engine')}"
+                wrong = f"{processes} on a node: no server runs as many"
             yield Finding(at, wrong, f"at most {profile.devices_per_node}, on more nodes")
         multiple = mind_cluster.multiple
         if spec.scheduling.system == QueueSystem.MIND_CLUSTER and group.devices % multiple:
             wrong = (
-                f"{group.devices} devices on a node{judges}: MindCluster gives out those of {profile.name} {multiple} "
-                "at a time"
+                f"{how_many(group.devices, 'device')} on a node{judges}: MindCluster gives out those of {profile.name} "
+                f"{multiple} at a time"
             )
             yield Finding(at, wrong, f"a multiple of {multiple}")
     per_node, block = derived.devices_per_node(spec), spec.scheduling.super_pod_block
@@ -143,7 +150,7 @@ def _devices(spec: Any) -> Iterator[Finding]:
         able = " and ".join(name for name, p in PROFILES.items() if p.mind_cluster and p.mind_cluster.super_pods)
         yield Finding(("scheduling", "superPodBlock"), f"only profiles {able} know SuperPoDs", "leave it out")
     elif block % per_node or devices % block:
-        allowed = f"a multiple of the {per_node} devices of a node that divides the job's {devices}"
+        allowed = f"a multiple of the {how_many(per_node, 'device')} of a node that divides the job's {devices}"
         yield Finding(("scheduling", "superPodBlock"), "does not fit the job's devices", allowed)
 
 

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.base import ApiModel
 from rljob_api.derived import data_sources, held_out_sources, judge_model, pictures
+from rljob_api.how_many import how_many
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.places import parts_of, rewards_of
 from rljob_api.spec import (
@@ -151,7 +152,9 @@ def _steps(spec: Any) -> Iterator[Finding]:
         for k, weight in enumerate(source.weights or []):
             if k and weight.first_step >= spec.steps:
                 at = ("data", "sources", index, "weights", k, "from")
-                yield Finding(at, f"is behind the last of the job's {spec.steps} steps", f"less than {spec.steps}")
+                yield Finding(
+                    at, f"is behind the last of the job's {how_many(spec.steps, 'step')}", f"less than {spec.steps}"
+                )
 
 
 def _phases(spec: Any) -> Iterator[Finding]:

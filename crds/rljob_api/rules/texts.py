@@ -12,6 +12,7 @@ from typing import Any
 from rljob_api import kubernetes_names as names
 from rljob_api.derived import max_sequences
 from rljob_api.engine_arguments import value_faults
+from rljob_api.how_many import how_many
 from rljob_api.job import ObjectMeta, RLJob
 from rljob_api.quantities import to_number
 from rljob_api.queue_label import QUEUE_LABEL, labelled_queue, queue_conflict
@@ -464,7 +465,7 @@ def _batch(spec: Any) -> Iterator[Finding]:
     """vLLM's scheduler takes a token of each sequence in a step."""
     tokens = spec.rollout.max_batched_tokens
     if tokens is not None and tokens < (sequences := max_sequences(spec)):
-        wrong = f"is less than the {sequences} sequences that an engine runs at once (rollout.maxNumSeqs)"
+        wrong = f"is less than the {how_many(sequences, 'sequence')} that an engine runs at once (rollout.maxNumSeqs)"
         yield Finding(("rollout", "maxBatchedTokens"), wrong, f"at least {sequences}")
 
 

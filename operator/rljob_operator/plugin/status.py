@@ -7,6 +7,7 @@ from datetime import datetime
 
 from rljob_api import derived
 from rljob_api.derived import ENGINE_GROUP, TRAINER_GROUP
+from rljob_api.how_many import how_many
 from rljob_api.looks import BAD, FAINT, GOOD, HEADING, WAITING
 from rljob_api.safe_text import visible_line
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
@@ -109,11 +110,19 @@ def _summary(job: JobView, now: float, style: Style) -> list[str]:
     if spec:
         groups = derived.node_groups(spec)
         of = {TRAINER_GROUP: " for trainers", ENGINE_GROUP: " for engines"}
-        nodes = [f"{own.nodes} node(s) with {own.devices} device(s){of.get(own.name, '')}" for own in groups]
+        nodes = [
+            f"{how_many(own.nodes, 'node')} with {how_many(own.devices, 'device')}{of.get(own.name, '')}"
+            for own in groups
+        ]
         facts.append(f"{' and '.join(nodes)}, {spec.resources.profile}")
         part = status.cluster.engine_nodes if status.cluster is not None else None
         if part is not None:
-            facts.append(f"{part} of {derived.engine_nodes(spec)} node(s) for engines take part")
+            all_nodes = how_many(derived.engine_nodes(spec), "node")
+            facts.append(
+                f"{part} of {all_nodes} for engines takes part"
+                if part == 1
+                else f"{part} of {all_nodes} for engines take part"
+            )
     if status.queue:
         facts.append(f"queue {status.queue}")
     if status.restarts:
@@ -171,7 +180,7 @@ def _goodput(job: JobView, now: float, style: Style) -> list[str]:
         if devices and name != "queued":
             parts.append(f"{value * devices / 3600:.1f} device-hours")
         if name == "lost" and job.status.goodput.lost_steps:
-            parts.append(f"{job.status.goodput.lost_steps} steps ran again")
+            parts.append(f"{how_many(job.status.goodput.lost_steps, 'step')} ran again")
         share = value / whole
         lines.append(f"  {name:<8} {share:6.1%} {progress_bar(share, style, room)} {', '.join(parts)}")
     return lines

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from rljob_api.how_many import all_of
 from rljob_api.spec import FailureAction, FailureReason
 from rljob_api.status import AttemptStatus, Progress, RLJobStatus
 from rljob_operator.state.causes import Cause
@@ -228,9 +229,9 @@ def _ended(plan: PlanBuilder) -> AttemptOutcome:
         return _end(plan, Cause(EndReason.COMPLETED, f"Stopped early after step {plan.step}: {early}"))
     given = attempt.steps if attempt.steps is not None else plan.spec.steps
     if given < plan.spec.steps:
-        message = f"All {given} steps of the time are done; spec.steps is {plan.spec.steps} now."
-        return _end(plan, Cause(EndReason.STEPS_RAISED, message))
-    return _end(plan, Cause(EndReason.COMPLETED, f"All {given} steps are done."))
+        done = all_of(given, "step of the time is", "steps of the time are").capitalize()
+        return _end(plan, Cause(EndReason.STEPS_RAISED, f"{done} done; spec.steps is {plan.spec.steps} now."))
+    return _end(plan, Cause(EndReason.COMPLETED, f"{all_of(given, 'step is', 'steps are').capitalize()} done."))
 
 
 def _end(plan: PlanBuilder, cause: Cause) -> AttemptOutcome:
@@ -278,7 +279,9 @@ def _judge(plan: PlanBuilder, cause: Cause, code: int | None) -> AttemptOutcome:
         plan.end = (cause.reason, f"{text} The job fails, because {decision.because}.")
         return AttemptOutcome.FAIL
     if decision.action is FailureAction.RESTART and restarts >= most:
-        used = "spec.failurePolicy.maxRestarts is 0" if not most else f"all {most} restarts are used"
+        used = (
+            "spec.failurePolicy.maxRestarts is 0" if not most else f"{all_of(most, 'restart is', 'restarts are')} used"
+        )
         plan.end = (cause.reason, f"{text} The job fails, because {used}.")
         return AttemptOutcome.FAIL
     _restart(plan, decision.action is FailureAction.RESTART, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rljob_api.how_many import how_many
 from rljob_api.status import ClusterStatus, ConditionType, JobPhase
 from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_operator.state.causes import cut, sentence
@@ -165,7 +166,9 @@ def _cluster_ready(plan: PlanBuilder, phase: JobPhase, reason: str, message: str
     elif cluster is None:
         plan.set_condition(kind, "False", "NoCluster", "There is no RayCluster of this job.")
     elif cluster.ready:
-        plan.set_condition(kind, "True", "AllPodsReady", f"The head and {cluster.ready_workers} workers are ready.")
+        plan.set_condition(
+            kind, "True", "AllPodsReady", f"The head and {how_many(cluster.ready_workers, 'worker')} are ready."
+        )
     else:
         running = phase is JobPhase.RUNNING
         text = "Not all pods of the RayCluster are ready." if running else message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType
 from rljob_operator.state.causes import Cause
@@ -84,7 +85,10 @@ def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> Cause | None:
     if plan.spec.suspend:
         return caused(EndReason.SUSPENDED)
     if attempt.steps is not None and plan.spec.steps < attempt.steps and plan.step >= plan.spec.steps:
-        return Cause(EndReason.STEPS_DONE, f"{plan.step} steps are done; spec.steps was lowered to {plan.spec.steps}.")
+        return Cause(
+            EndReason.STEPS_DONE,
+            f"{how_many(plan.step, 'step is', 'steps are')} done; spec.steps was lowered to {plan.spec.steps}.",
+        )
     return _late_start(plan, attempt) or _lost_pod(plan, attempt) or _silent_driver(plan) or _stuck_driver(plan)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase
 from rljob_api.wire.exit_codes import ExitCode
@@ -319,7 +320,8 @@ def _steps(observed: Observed) -> str:
     progress = observed.job.status.progress
     if progress is None:
         return "all steps"
-    return f"{progress.step} steps" + (f", stopped early: {progress.stopped_early}" if progress.stopped_early else "")
+    early = f", stopped early: {progress.stopped_early}" if progress.stopped_early else ""
+    return how_many(progress.step, "step") + early
 
 
 def _spec_of(observed: Observed) -> RLJobSpec:

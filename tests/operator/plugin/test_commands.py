@@ -246,7 +246,7 @@ def test_a_job_that_nobody_has_seen(run: Run, api: FakeApi) -> None:
     api.add("rljobs", rljob())
     out = run("status", NAME)[1]
     assert "not seen by the operator yet" in out
-    assert "created 3h00m ago; 2 node(s) with 8 device(s), ascend-a2" in out
+    assert "created 3h00m ago; 2 nodes with 8 devices, ascend-a2" in out
 
 
 def test_a_proxy_that_is_shut_out_is_gone_round_with_a_port_forward(

@@ -85,7 +85,7 @@ def test_a_terminal_is_asked(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert main(["env", "FrozenLake", *BOARD]) == 0
     said = capsys.readouterr().out
     assert "action> step 1: Down  ->" in said
-    assert said.endswith("action> \nnot ended after 1 steps: reward 0\n")
+    assert said.endswith("action> \nnot ended after 1 step: reward 0\n")
 
 
 def test_what_an_environment_says_is_shown_and_not_obeyed(

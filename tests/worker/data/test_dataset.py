@@ -239,7 +239,7 @@ def test_evaluation_prompts(
     assert [p.uid for p in load_evaluation_prompts(spec, tokenizer)] == [f"test/{i}" for i in range(5)]
     fitting = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=4)
     assert [p.uid for p in fitting] == ["test/0", "test/1", "test/2", "test/4"]
-    assert "1 prompts longer than 4 tokens were skipped, such as test/3 with 9" in caplog.text
+    assert "1 prompt longer than 4 tokens was skipped, such as test/3 with 9" in caplog.text
     with pytest.raises(UserError, match=r"spec\.evaluation\.data: all 8 prompts"):
         load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=1)
     assert load_evaluation_prompts(make_spec({"synthetic": {}}), tokenizer) == []

@@ -78,9 +78,9 @@ def test_each_row_is_scored_by_its_own_parts(
     tokenizer = tokenizer_for(spec)
     source = PromptSource(spec, tokenizer)
     assert list(routed(source).lines()) == [
-        "spec.data (data): 1 rows with tag KodCode: exact + length",
-        "spec.data (data): 1 rows with tag aime: math + length",
-        "spec.data (data): 1 rows with tag deepmath_103k: math + length",
+        "spec.data (data): 1 row with tag KodCode: exact + length",
+        "spec.data (data): 1 row with tag aime: math + length",
+        "spec.data (data): 1 row with tag deepmath_103k: math + length",
     ]
     assert unused_parts([routed(source)]) == []
     prompts = source.prompts_of([f"data/{row}" for row in range(3)])
@@ -237,7 +237,7 @@ def test_validate_and_score_show_the_rows_of_each_value(tmp_path: Path, capsys: 
     file.write_text(json.dumps(job))
     assert main(["validate", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "spec.data (data): 1 rows with tag KodCode: exact\n" in said
+    assert "spec.data (data): 1 row with tag KodCode: exact\n" in said
     assert "warning: spec.reward.parts[2] (format) scores nothing: no row has 'r1'\n" in said
     small = {
         "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,

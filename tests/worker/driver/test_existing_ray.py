@@ -62,7 +62,7 @@ def test_too_few_nodes_are_waited_for_and_listed(cluster: RayCluster, tmp_path: 
     cluster.submit(job, tmp_path / "run", "large")
     code, logs = failed(cluster, "large")
     assert code == ExitCode.FAILED
-    assert "2 node(s) with 2 free CPUs each (spec.resources) were not to be had within 3 s" in logs
+    assert "2 nodes with 2 free CPUs each (spec.resources) were not to be had within 3 s" in logs
     assert all(f"({address}) with 1 CPUs" in logs for address in NODES)
 
 

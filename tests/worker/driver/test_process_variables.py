@@ -35,13 +35,13 @@ def test_both_numbers_are_named() -> None:
     check_processes(spec, cores=3, memory=64 * GIB)
     with pytest.raises(UserError) as error:
         check_processes(spec, cores=2, memory=64 * GIB)
-    said = "spec.resources.rollout.devicesPerNode: 1 trainers and 32 engines are 33 processes, for 2 cores; allowed: "
+    said = "spec.resources.rollout.devicesPerNode: 1 trainer and 32 engines are 33 processes, for 2 cores; allowed: "
     assert str(error.value) == f"{said}at most 16 on each core, 32"
 
 
 def test_memory_holds_at_least_the_processes_and_their_caches() -> None:
     spec = job().spec
-    with pytest.raises(UserError, match=r"devicesPerNode: 1 trainers and 32 engines take 8\.2 GiB .* has 8\.0 GiB"):
+    with pytest.raises(UserError, match=r"devicesPerNode: 1 trainer and 32 engines take 8\.2 GiB .* has 8\.0 GiB"):
         check_processes(spec, cores=64, memory=8 * GIB)
     spec = job(f"spec.rollout.kvCacheBytes={GIB}").spec
     with pytest.raises(UserError, match=r"spec\.rollout\.kvCacheBytes: .* take 40\.2 GiB at least, .* has 32\.0 GiB"):

@@ -147,8 +147,7 @@ def test_the_command_proves_a_sound_run(run_folder: Path, capsys: pytest.Capture
     assert main(["audit", str(run_folder)]) == 0
     out = capsys.readouterr().out
     assert out == (
-        "8 prompts: 6 trained, 2 filtered, 0 open; each exactly once "
-        "(3 steps, 2 checkpoints, 1 files of trajectories)\n"
+        "8 prompts: 6 trained, 2 filtered, 0 open; each exactly once (3 steps, 2 checkpoints, 1 file of trajectories)\n"
     )
 
 

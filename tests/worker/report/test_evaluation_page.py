@@ -66,7 +66,7 @@ def test_the_table_has_a_line_for_each_set_and_a_column_for_each_k(folder: Path)
     ]
     assert first.split() == ["a", "2", "4", "0.2500", "0.4330", "0.2500", "-", "1.0000", "0.5000", "0", "0.5000"]
     assert second.split() == ["b", "1", "1", "2.0000", "0.0000", "-", "0.1250", "-", "0.0000", "1", "-"]
-    assert failed == "b: the reward of 1 responses failed; `rljob samples` shows why"
+    assert failed == "b: the reward of 1 response failed; `rljob samples` shows why"
 
 
 def test_the_page_shows_hostile_texts_and_obeys_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

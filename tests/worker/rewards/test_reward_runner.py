@@ -335,7 +335,7 @@ def test_a_weighted_sum_that_cannot_be_trained_on_names_the_sample(make_runner: 
 
 def test_a_batch_of_the_wrong_size_is_an_error(make_runner: Make) -> None:
     runner, spec = make_runner("short_batch", batch=True)
-    with pytest.raises(RewardError, match="sample 0 failed: ValueError: 1 scores were returned for 2 samples"):
+    with pytest.raises(RewardError, match="sample 0 failed: ValueError: 1 score was returned for 2 samples"):
         runner.score(samples_of(spec, ["a", "b"]), soon())
     runner, spec = make_runner("scalar_batch", batch=True)
     with pytest.raises(RewardError, match="sample 0 failed: ValueError: a list of 2 scores is needed, not float64"):

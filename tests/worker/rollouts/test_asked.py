@@ -139,5 +139,5 @@ def test_an_engine_that_was_harvested_is_asked_for_nothing_more() -> None:
 
 
 def test_responses_that_do_not_come_are_counted() -> None:
-    with pytest.raises(JobError, match="the engines returned 1 responses less than they were asked for"):
+    with pytest.raises(JobError, match="the engines returned 1 response less than they were asked for"):
         World([(0, []), (1, [])], [{}, {}, None]).run()

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_api.how_many import how_many
 from rljob_worker.cli.manifest import folder_name
 from rljob_worker.cli.trust import add_trust_argument, checkpoints_of
 
@@ -95,9 +96,12 @@ def _samples(folder: Path, audit: PromptAudit, unreadable: list[str]) -> int:
 
 
 def _conclusion(audit: PromptAudit, checkpoints: int, files: int, findings: int) -> str:
-    before = f" after {audit.not_numbered} steps that did not number their prompts" if audit.not_numbered else ""
+    before = (
+        f" after {how_many(audit.not_numbered, 'step')} that did not number their prompts" if audit.not_numbered else ""
+    )
     counts = f"{audit.trained} trained, {audit.filtered} filtered, {len(audit.open)} open"
     counts += f", {audit.skipped} skipped" if audit.skipped else ""
-    with_ = f"{audit.steps} steps{before}, {checkpoints} checkpoints, {files} files of trajectories"
-    verdict = f"{findings} findings" if findings else "each exactly once"
-    return f"{audit.next} prompts: {counts}; {verdict} ({with_})"
+    saved = f"{how_many(checkpoints, 'checkpoint')}, {how_many(files, 'file')} of trajectories"
+    with_ = f"{how_many(audit.steps, 'step')}{before}, {saved}"
+    verdict = how_many(findings, "finding") if findings else "each exactly once"
+    return f"{how_many(audit.next, 'prompt')}: {counts}; {verdict} ({with_})"

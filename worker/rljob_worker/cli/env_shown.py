@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rljob_api.how_many import how_many
 from rljob_api.json_types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Text(Silent):
             print(visible(f"failed: {played.failure}"))
         else:
             how = "ended" if played.done else "not ended"
-            print(f"{how} after {len(played.turns)} steps: reward {played.reward:g}")
+            print(f"{how} after {how_many(len(played.turns), 'step')}: reward {played.reward:g}")
 
     def _show_tokens(self, what: str, ids: Sequence[int], broken: int = 0) -> None:
         from rljob_api.safe_text import visible_line

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from rljob_api.how_many import how_many
 from rljob_api.problems import ManifestError
 from rljob_api.profiles import PROFILES
 from rljob_api.safe_text import visible, visible_line
@@ -131,7 +132,10 @@ def _write(path: Path, text: str) -> None:
 
 def _report(found: Imported, problems: list[str], where: str) -> None:
     taken = sum(1 for line in found.lines if line.field)
-    lines = [f"{taken} settings taken over, {len(found.lines) - taken} without a field (listed at the manifest's end)"]
+    lines = [
+        f"{how_many(taken, 'setting')} taken over, {len(found.lines) - taken} without a field (listed at the "
+        "manifest's end)"
+    ]
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"note: {line.setting}: {line.why}" for line in found.lines if line.field and "branch" in line.why]
     if problems:

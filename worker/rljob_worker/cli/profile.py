@@ -45,5 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         "maxMebibytes": arguments.max_mebibytes,
     }
     ask_driver(arguments.folder, f"{PROFILE_PATH}?{urlencode(query)}", "POST")
-    print(f"step(s) {arguments.steps} will be profiled; the files will be in {arguments.folder / 'profiles'}")
+    said = "steps" if "-" in arguments.steps else "step"
+    print(f"{said} {arguments.steps} will be profiled; the files will be in {arguments.folder / 'profiles'}")
     return 0

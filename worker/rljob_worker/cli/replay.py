@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_api.how_many import how_many
 from rljob_worker.cli.manifest import folder_name, without_outlets
 from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
 
@@ -114,10 +115,14 @@ def _told(plan: Plan, found: Comparison) -> str:
     samples = sum(len(one.episodes) for one in step.groups)
     weights = f"weights {versions[0]}" if len(versions) == 1 else f"weights {versions[0]} to {versions[-1]}"
     begun = f"the checkpoint of step {plan.start}" if plan.start else "the starting weights"
-    lines = [f"step {step.number}: {len(step.groups)} prompts, {samples} samples, of {weights}; from {begun}"]
+    lines = [
+        f"step {step.number}: {how_many(len(step.groups), 'prompt')}, {how_many(samples, 'sample')}, of {weights}; "
+        f"from {begun}"
+    ]
     if plan.trained:
         total = found.metrics + len(found.other_metrics)
-        lines.append(f"trained again: {len(plan.trained)} steps; {found.metrics} of {total} metrics as in the records")
+        trained = how_many(len(plan.trained), "step")
+        lines.append(f"trained again: {trained}; {found.metrics} of {total} metrics as in the records")
         lines += [f"  {visible_line(one)}" for one in found.other_metrics[:5]]
     lines += map(visible_line, plan.changes)
     lines.append(f"sampled again: {found.equal} of {found.tokens} tokens are the same")

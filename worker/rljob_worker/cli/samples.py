@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.how_many import how_many
 from rljob_api.safe_text import visible_block, visible_line
 from rljob_worker.cli.manifest import folder_name
 from rljob_worker.errors import UserError
@@ -91,7 +92,7 @@ def step_text(samples: Sequence[Mapping[str, Any]]) -> str:
                     ages[sample["weight_version"] - span["version"]] += span["tokens"]
     parts = [decisions.most_common(), finishes.most_common()]
     if any(ages):
-        parts.append([(f"tokens {age} updates old", count) for age, count in sorted(ages.items())])
+        parts.append([(f"tokens {how_many(age, 'update')} old", count) for age, count in sorted(ages.items())])
     if masked:
         parts.append([("tokens too old, left out of the loss", masked)])
     return visible_line("; ".join(", ".join(f"{count} {name}" for name, count in part) for part in parts))

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.how_many import how_many
 from rljob_worker.cli.manifest import add_manifest_arguments, file_name, read_manifest
 from rljob_worker.cli.response_rows import read_rows
 from rljob_worker.errors import UserError
@@ -168,7 +169,7 @@ def _failures(found: list[tuple[ResponseSet, Tally]], min_mean: float | None, ma
         elif min_mean is not None and (mean := Distribution.of(tally.scores).mean) < min_mean:
             failures.append(f"{name}: the mean is {mean:.6g}, below --min-mean {min_mean:g}")
         if max_errors is not None and len(tally.errors) > max_errors:
-            failures.append(f"{name}: {len(tally.errors)} errors, more than --max-errors {max_errors}")
+            failures.append(f"{name}: {how_many(len(tally.errors), 'error')}, more than --max-errors {max_errors}")
     return failures
 
 
@@ -203,7 +204,9 @@ def as_text(one: ResponseSet, tally: Tally, reward: RewardSpec) -> list[str]:
 
     speed = f", {one.count / tally.seconds:.0f} a second" if tally.seconds > 0 else ""
     lines = [
-        visible_line(f"{one.source.field} ({one.source.name}): {one.count} responses of {one.source.origin}"),
+        visible_line(
+            f"{one.source.field} ({one.source.name}): {how_many(one.count, 'response')} of {one.source.origin}"
+        ),
         f"  scored {len(tally.scores)}  errors {len(tally.errors)}  in {tally.seconds:.1f} s{speed}",
     ]
     if tally.scores:
@@ -215,7 +218,9 @@ def as_text(one: ResponseSet, tally: Tally, reward: RewardSpec) -> list[str]:
             bar = "#" * math.ceil(_BAR * count.count / most)
             lines.append(f"  {value:>20} {count.count:>8}  {bar}")
     for name, values in sorted(tally.parts.items()):
-        lines.append(visible_line(f"  part {name}  {len(values)} values  {_numbers(Distribution.of(values))}"))
+        lines.append(
+            visible_line(f"  part {name}  {how_many(len(values), 'value')}  {_numbers(Distribution.of(values))}")
+        )
     if tally.compared:
         lines.append(f"  as recorded in the run: {tally.compared - len(tally.other)} of {tally.compared}")
     for place, before, now in tally.other[:_SHOWN]:

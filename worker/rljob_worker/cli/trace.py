@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rljob_api.how_many import how_many
 from rljob_worker.cli.manifest import file_name, folder_name, require_writable
 
 _DESCRIPTION = """Write a run folder's records as a trace, which https://ui.perfetto.dev and chrome://tracing open: when
@@ -39,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         require_writable(file, "--output")
     events = build_trace(arguments.folder, file)
-    print(f"trace   {file}\n        {events} events; https://ui.perfetto.dev opens it")
+    print(f"trace   {file}\n        {how_many(events, 'event')}; https://ui.perfetto.dev opens it")
     return 0

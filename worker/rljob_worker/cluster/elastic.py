@@ -15,6 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.how_many import how_many
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.groups import Process
@@ -150,7 +151,7 @@ class Elastic:
         least, most = derived.engine_node_bounds(self._processes.spec)
         if not least <= nodes <= most:
             raise UserError(
-                f"{nodes} nodes with engines: the job allows {least} to {most} "
+                f"{how_many(nodes, 'node')} with engines: the job allows {least} to {most} "
                 "(spec.resources.rollout.minNodes and maxNodes)"
             )
         self._wanted = nodes

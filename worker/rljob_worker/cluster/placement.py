@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.derived import NodeGroup
+from rljob_api.how_many import how_many
 from rljob_api.spec import TrainingSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, StopRequested, UserError
@@ -271,7 +272,7 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
 
 
 def _shortage(spec: RLJobSpec, groups: Sequence[NodeGroup], table: Sequence[NodeTable]) -> str:
-    wanted = " and ".join(f"{own.nodes} node(s) with {_wanted(spec, own)} each" for own in groups)
+    wanted = " and ".join(f"{how_many(own.nodes, 'node')} with {_wanted(spec, own)} each" for own in groups)
     return (
         f"start: {wanted} (spec.resources) were not to be had within {spec.timeouts.start_seconds:g} s "
         f"(spec.timeouts.startSeconds); the Ray cluster's nodes: {_there(spec, table)}"

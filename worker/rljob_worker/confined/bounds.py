@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rljob_api import safe_text
+from rljob_api.how_many import how_many
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.confined import keeper
 from rljob_worker.confined.beside import Beside
@@ -98,9 +99,9 @@ def explain(code: int, bounds: Bounds, what: str, block: str) -> str:
     said = {
         keeper.OVER_MEMORY: ended + "with all it started, and files that are memory, it used more than "
         f"{bounds.memory / 2**20:.0f} MiB ({block}.memory)",
-        keeper.OVER_PROCESSES: f"{ended}it had started more than {bounds.processes} processes",
+        keeper.OVER_PROCESSES: f"{ended}it had started more than {how_many(bounds.processes, 'process', 'processes')}",
         keeper.OVER_FILES: f"{ended}it had put more than {bounds.scratch_bytes / 2**30:.0f} GiB or "
-        f"{bounds.files_made} files into its temporary folder",
+        f"{how_many(bounds.files_made, 'file')} into its temporary folder",
         keeper.HIDDEN: f"{ended}a program that it ran cannot be measured: it is executable and not readable",
         keeper.NO_NETWORK_NAMESPACE: f"the {what} did not start: the kernel gives it no network of its own "
         f"({block}.network: false)",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rljob_api import derived
+from rljob_api.how_many import all_of, how_many
 from rljob_api.spec import DataSource, RLJobSpec
 from rljob_worker.data.evaluate import held_out_settings
 from rljob_worker.data.mixing import Mixture, random_bits
@@ -45,7 +46,10 @@ class SkippedPrompts:
 
     def __str__(self) -> str:
         examples = ", ".join(f"{uid} with {tokens}" for uid, tokens in self.examples)
-        return f"{self.count} prompts longer than {self.limit} tokens were skipped, such as {examples}"
+        skipped = how_many(
+            self.count, f"prompt longer than {self.limit} tokens was", f"prompts longer than {self.limit} tokens were"
+        )
+        return f"{skipped} skipped, such as {examples}"
 
 
 class PromptSource:
@@ -337,7 +341,8 @@ class _Stream:
         changed = f"{self.loaded.field}: the data of source {self.name!r} ({self.loaded.origin}) changed"
         if saved["rows"] != len(self.loaded.rows):
             raise UserError(
-                f"{changed} since the data cursor was saved: {saved['rows']} rows then, {len(self.loaded.rows)} now"
+                f"{changed} since the data cursor was saved: {how_many(saved['rows'], 'row')} then, "
+                f"{len(self.loaded.rows)} now"
             )
         mended: list[int] | None = []
         if saved["fingerprint"] not in (self.loaded.fingerprint, self.loaded.earlier):
@@ -415,8 +420,9 @@ def _size(prompt: Prompt) -> int:
 
 
 def _none_fits(loaded: LoadedSource, limit: int) -> str:
+    prompts = all_of(len(loaded.rows), f"prompt of {loaded.origin} is", f"prompts of {loaded.origin} are")
     return (
-        f"{loaded.field}: all {len(loaded.rows)} prompts of {loaded.origin} are longer than {limit} tokens, "
+        f"{loaded.field}: {prompts} longer than {limit} tokens, "
         "the smaller of data.maxPromptTokens and the engine's length (the model's, or engineArgs.max_model_len) less "
         "maxResponseTokens; raise what bounds them, or shorten the prompts"
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import xxhash
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import DataSource
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
@@ -267,7 +268,9 @@ class PictureProcessor:
             ValueError: the prompt has places for more pictures, or fewer.
         """
         if (places := sum(token == self._image_token for token in ids)) != len(pictures):
-            raise ValueError(f"has {len(pictures)} pictures, and its prompt places for {places} ({IMAGE_TOKEN})")
+            raise ValueError(
+                f"has {how_many(len(pictures), 'picture')}, and its prompt places for {places} ({IMAGE_TOKEN})"
+            )
         following = iter(pictures)
         out: list[int] = []
         for token in ids:

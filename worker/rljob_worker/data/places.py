@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rljob_api.how_many import how_many
 from rljob_worker.models.pictures import MARK
 
 IN_TEXT = "<image>"
@@ -31,7 +32,7 @@ def with_places(messages: Sequence[dict[str, Any]], count: int) -> list[dict[str
         placed = {**messages[first], "content": [*({"type": "image"} for _ in range(count)), *told]}
         return [*messages[:first], placed, *messages[first + 1 :]]
     if marked + there != count:
-        raise ValueError(f"has {count} pictures, and its prompt places for {marked + there} ({IN_TEXT})")
+        raise ValueError(f"has {how_many(count, 'picture')}, and its prompt places for {marked + there} ({IN_TEXT})")
     return [{**message, "content": _split(message["content"])} for message in messages]
 
 
@@ -51,5 +52,5 @@ def text_with_places(text: str, count: int) -> str:
     if not marked or not count:
         return MARK * count + (" " if count else "") + text
     if marked != count:
-        raise ValueError(f"has {count} pictures, and its prompt places for {marked} ({IN_TEXT})")
+        raise ValueError(f"has {how_many(count, 'picture')}, and its prompt places for {marked} ({IN_TEXT})")
     return text.replace(IN_TEXT, MARK)

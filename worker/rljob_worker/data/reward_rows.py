@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rljob_api.how_many import how_many
 from rljob_api.rewards import BUILTIN_REWARDS, part_name
 from rljob_api.spec import RewardPart, RewardSpec
 from rljob_worker.data.columns import TableRows
@@ -107,7 +108,7 @@ class RoutedRows:
         for value, rows in sorted(self.values.items(), key=lambda item: (item[0] is None, item[0] or "")):
             names = [part_name(part) for part in self.reward.parts if scores(part, value)]
             said = f"without {self.reward.by}" if value is None else f"with {self.reward.by} {value}"
-            yield f"{self.source}: {rows.count} rows {said}: {' + '.join(names)}"
+            yield f"{self.source}: {how_many(rows.count, 'row')} {said}: {' + '.join(names)}"
 
 
 def route(loaded: LoadedSource, reward: RewardSpec, count: int, left_out: frozenset[int]) -> RoutedRows | None:
@@ -177,7 +178,7 @@ def _one_of(values: Sequence[str]) -> str:
 
 def _refusal(loaded: LoadedSource, field: str, faults: Mapping[str, tuple[int, int]]) -> str:
     shown = [
-        f"  {loaded.place(row)}: {wrong}" + (f" ({count} rows)" if count > 1 else "")
+        f"  {loaded.place(row)}: {wrong}" + (f" ({how_many(count, 'row')})" if count > 1 else "")
         for wrong, (row, count) in list(faults.items())[:_SHOWN]
     ]
     if len(faults) > _SHOWN:
@@ -185,7 +186,7 @@ def _refusal(loaded: LoadedSource, field: str, faults: Mapping[str, tuple[int, i
     rows = sum(count for _, count in faults.values())
     return "\n".join(
         [
-            f"{field}.by: {rows} rows of {loaded.field} cannot be scored:",
+            f"{field}.by: {how_many(rows, 'row')} of {loaded.field} cannot be scored:",
             *shown,
             "name the value in a part's rows, add a part without rows, which scores every row, or leave rows of the "
             "training data out with spec.data.skip",

@@ -19,6 +19,7 @@ from typing import TypedDict
 import torch
 import torch.distributed as dist
 
+from rljob_api.how_many import how_many
 from rljob_api.roles import engine_variables
 from rljob_api.spec import MemorySaverMode
 from rljob_api.validation import load_manifest
@@ -212,7 +213,7 @@ def collective(settings: Settings) -> Finding:
                 rank.kill()
                 rank.wait()
         bad = [i for i, rank in enumerate(ranks) if rank.returncode]
-        wanted = f"the sum over {count} devices"
+        wanted = f"the sum over {how_many(count, 'device')}"
         if bad:
             said[bad[0]].seek(0)
             why = last_line(said[bad[0]].read()) or last_line(outputs[bad[0]]) or "nothing"

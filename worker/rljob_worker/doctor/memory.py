@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.how_many import how_many
 from rljob_api.quantities import to_number
 from rljob_api.wanted import Wanted
 from rljob_worker.doctor.facts import NodeFacts
@@ -52,7 +53,8 @@ def _host(facts: NodeFacts, wanted: Wanted | None) -> Finding:
     need = devices * _HOST_BYTES
     fix = "raise spec.resources.worker.memory, or end what else runs here; `rljob plan` says what the job takes"
     if facts.host_free < need:
-        return warning(name, found, f"{size(need)} for {devices} trainers and engines, without the model", fix)
+        each = how_many(devices, "device")
+        return warning(name, found, f"{size(need)} for the trainers and engines of {each}, without the model", fix)
     return ok(name, found, size(need))
 
 

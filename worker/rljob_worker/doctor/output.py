@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.how_many import how_many
 from rljob_api.looks import BAD, FAINT, GOOD, HEADING, WAITING
 from rljob_api.safe_text import visible
 from rljob_worker.doctor.findings import Finding, Report, Status
@@ -50,12 +51,16 @@ def line(finding: Finding, with_node: bool) -> str:
 def summary(report: Report) -> str:
     """The last line: how many of what, and what was looked at."""
     counts = [
-        f"{report.count(Status.PROBLEM)} problems",
-        f"{report.count(Status.WARNING)} warnings",
+        how_many(report.count(Status.PROBLEM), "problem"),
+        how_many(report.count(Status.WARNING), "warning"),
         f"{report.count(Status.OK)} ok",
         f"{report.count(Status.NOT_APPLICABLE)} not applicable",
     ]
-    where = f"{len(report.nodes)} nodes of the cluster" if report.cluster else f"this node alone ({report.nodes[0]})"
+    where = (
+        f"{how_many(len(report.nodes), 'node')} of the cluster"
+        if report.cluster
+        else f"this node alone ({report.nodes[0]})"
+    )
     return f"{', '.join(counts)}; looked at {where}"
 
 

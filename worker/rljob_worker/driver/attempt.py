@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rljob_api import RLJob, RLJobSpec, derived
+from rljob_api.how_many import how_many
 from rljob_api.reward_parts import MOST_PARTS, NAME_RULE
 from rljob_api.safe_text import visible
 from rljob_api.spec import CheckpointSpec
@@ -139,8 +140,8 @@ class Attempt:
         stop.install()
         try:
             self._start_inputs(stack, events)
-            trainers = "" if self.engines_alone else f"{derived.trainers(self.spec)} trainer(s) and "
-            self.on_event(f"starting {trainers}{derived.engines(self.spec)} engine(s)")
+            trainers = "" if self.engines_alone else f"{how_many(derived.trainers(self.spec), 'trainer')} and "
+            self.on_event(f"starting {trainers}{how_many(derived.engines(self.spec), 'engine')}")
             trained = _train(job, cluster, session, calls, stop, events, self.on_event)
             outcome = with_all_records(trained, self.log, self.failures)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.

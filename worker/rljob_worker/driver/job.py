@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from rljob_api import RLJobSpec, derived
 from rljob_api import metrics as m
+from rljob_api.how_many import how_many
 from rljob_api.spec.rollout import StalenessLimit
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
@@ -161,7 +162,7 @@ class Job(ABC, Generic[H]):
 
     def done(self) -> str:
         """Work that the job did, for people."""
-        return f"{self.progress.step} steps done"
+        return f"{how_many(self.progress.step, 'step')} done"
 
     def stopped(self) -> str:
         """Save what a stop request may not lose; returns what became of it, for people."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.derived import NodeGroup
+from rljob_api.how_many import how_many
 from rljob_api.profiles import PROFILES
 from rljob_api.roles import COMPUTE_VARIABLE
 from rljob_api.rules.pods import PROCESS_BYTES, too_many_processes
@@ -114,9 +115,10 @@ def check_processes(spec: RLJobSpec, cores: int, memory: int, groups: Sequence[N
     least = PROCESS_BYTES * (group.trainers + group.engine_devices + judges) + cache * group.engine_devices
     if least > memory:
         field = "spec.rollout.kvCacheBytes" if cache * group.engine_devices > memory / 2 else field
-        beside = f", {judges} processes of a judge" if judges else ""
+        engines = group.engine_devices // spec.rollout.tensor_parallel
+        beside = f", {how_many(judges, 'process', 'processes')} of a judge" if judges else ""
         raise UserError(
-            f"{field}: {group.trainers} trainers and {group.engine_devices // spec.rollout.tensor_parallel} engines"
+            f"{field}: {how_many(group.trainers, 'trainer')} and {how_many(engines, 'engine')}"
             f"{beside} take {least / 2**30:.1f} GiB at least, this machine has {memory / 2**30:.1f} GiB; `rljob plan` "
             "says more"
         )

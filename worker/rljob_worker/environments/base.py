@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
+from rljob_api.how_many import how_many
+
 MAX_OBSERVATION_BYTES = 2**20
 MAX_ACTION_BYTES = 2**20
 MAX_VALUES = 32
@@ -286,7 +288,7 @@ def checked_values(info: object, method: str) -> dict[str, float]:
             continue
         found[name] = _checked_number(value, f"info[{name!r}]")
     if len(found) > MAX_VALUES:
-        raise ValueError(f"{method} returned {len(found)} numbers in its info: {MAX_VALUES} at most")
+        raise ValueError(f"{method} returned {how_many(len(found), 'number')} in its info: {MAX_VALUES} at most")
     return found
 
 

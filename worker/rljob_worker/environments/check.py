@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rljob_api.how_many import how_many
 from rljob_worker.environments.base import Answer, EnvironmentFailure, FailureKind, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.errors import AwayError, UserError
@@ -120,7 +121,7 @@ def _first(alone: Sequence[Answer], beside: Sequence[Answer]) -> str:
         if one != other:
             what = "the reset" if number == 0 else f"step {number}"
             return f"{what} gives {_text(one)} alone and {_text(other)} beside another episode."
-    return f"an episode has {len(alone) - 1} steps alone and {len(beside) - 1} beside another one."
+    return f"an episode has {how_many(len(alone) - 1, 'step')} alone and {len(beside) - 1} beside another one."
 
 
 def _text(answer: Answer) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rljob_api.how_many import how_many
 from rljob_api.safe_text import visible_line
 
 _SHOWN = 160
@@ -176,7 +177,7 @@ def text(value: object) -> str:
     """One text."""
     if isinstance(value, list):
         if len(value) != 1:
-            raise ValueError(f"has {len(value)} values, one was expected")
+            raise ValueError(f"has {how_many(len(value), 'value')}, one was expected")
         value = value[0]
     if value is None or isinstance(value, dict):
         raise ValueError("is no text")

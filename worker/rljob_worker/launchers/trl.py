@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
+from rljob_api.how_many import how_many
 from rljob_worker.errors import UserError
 from rljob_worker.launchers.adapters import put_adapters
 from rljob_worker.launchers.draft import (
@@ -293,7 +294,11 @@ def _batch(draft: Draft, last: Settings, devices: int | None) -> None:
     draft.assume("rollout.promptsPerStep", max(1, generated // samples))
     draft.assume("training.globalBatchSize", each * devices * accumulated)
     for setting in said:
-        draft.note(setting, "rollout.promptsPerStep, training.globalBatchSize", f"with {devices} processes")
+        draft.note(
+            setting,
+            "rollout.promptsPerStep, training.globalBatchSize",
+            f"with {how_many(devices, 'process', 'processes')}",
+        )
     draft.assume("resources.devicesPerNode", devices)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from rljob_api import metrics as m
+from rljob_api.how_many import how_many
 from rljob_api.phases import TRAINER_LANE
 from rljob_api.spec import OtlpSpec
 from rljob_api.wire.step_record import StepRecord
@@ -197,7 +198,7 @@ def _rejected(content: bytes) -> str:
         count = int(partial.get("rejectedSpans") or 0)
     except (ValueError, AttributeError, TypeError):
         return ""
-    return f"{count} spans rejected: {str(partial.get('errorMessage', ''))[:200]}" if count else ""
+    return f"{how_many(count, 'span')} rejected: {str(partial.get('errorMessage', ''))[:200]}" if count else ""
 
 
 def _headers(text: str) -> dict[str, str]:

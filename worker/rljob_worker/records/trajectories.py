@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import WriteFailures
@@ -85,7 +86,7 @@ def _steps(files: dict[int, Path]) -> str:
     steps = sorted(files)
     if len(steps) <= 8:
         return "step " + ", ".join(map(str, steps))
-    return f"{len(steps)} steps: {', '.join(map(str, steps[:3]))} ... {', '.join(map(str, steps[-3:]))}"
+    return f"{how_many(len(steps), 'step')}: {', '.join(map(str, steps[:3]))} ... {', '.join(map(str, steps[-3:]))}"
 
 
 def _without_nan(value: Any) -> Any:

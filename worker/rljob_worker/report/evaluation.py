@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rljob_api.how_many import how_many
 from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible_line
 from rljob_worker.errors import UserError
@@ -119,7 +120,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
 
 def _failures(evaluation: Evaluation) -> list[str]:
     return [
-        visible_line(f"{one.name}: the reward of {one.errors} responses failed; `rljob samples` shows why")
+        visible_line(f"{one.name}: the reward of {how_many(one.errors, 'response')} failed; `rljob samples` shows why")
         for one in evaluation.sets
         if one.errors
     ]

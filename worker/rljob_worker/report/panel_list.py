@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rljob_api.how_many import how_many
 from rljob_api.metrics import ROLLOUT_TAIL_KEY
 from rljob_api.phases import PHASES
 
@@ -87,7 +88,10 @@ _SAMPLING = (
     Panel(
         "Trainer's log-probabilities to the engine's, by age of the token",
         "nats, mean distance",
-        {f"train/train_rollout_logprob_abs_diff_age_{age}": f"{age} updates old" for age in range(len(COLORS))},
+        {
+            f"train/train_rollout_logprob_abs_diff_age_{age}": f"{how_many(age, 'update')} old"
+            for age in range(len(COLORS))
+        },
     ),
     Panel("Age of the tokens trained on", "updates", {
         "rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest",

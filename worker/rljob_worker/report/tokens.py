@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rljob_api import metrics as m
+from rljob_api.how_many import how_many
 from rljob_api.wire.step_record import StepRecord
 
 _NOT_TRAINED = {
@@ -33,7 +34,7 @@ def token_rows(records: Sequence[StepRecord]) -> list[list[str]]:
     by_fate = {"trained on": scored + beside - sum(fates.values()), **fates}
     if _CARRIED in measured:
         by_fate["carried, after the last step"] = records[-1].metric(_CARRIED) or 0.0
-    by_age = {f"of those trained on: {age} updates old": ages[age] for age in sorted(ages)}
+    by_age = {f"of those trained on: {how_many(age, 'update')} old": ages[age] for age in sorted(ages)}
     return [*_shares(by_fate), *_shares(by_age)]
 
 

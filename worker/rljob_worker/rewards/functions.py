@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from rljob_api.how_many import how_many
 from rljob_worker.confined.loading import load_named
 from rljob_worker.errors import UserError
 
@@ -138,7 +139,9 @@ def received_scores(values: Any, expected: int) -> list[Score]:
         raise ValueError(f"not scores: {error}") from None
     scores = iter(checked_batch([parts | {"score": score} for score, parts, _ in given if score is not None], None))
     if len(given) != expected:
-        raise ValueError(f"{len(given)} scores were returned for {expected} samples")
+        raise ValueError(
+            f"{how_many(len(given), 'score was', 'scores were')} returned for {how_many(expected, 'sample')}"
+        )
     return [Score(None) if score is None else next(scores)._replace(note=note) for score, _, note in given]
 
 
@@ -165,7 +168,9 @@ def checked_batch(values: Any, expected: int | None) -> list[Score]:
         # An array of one number, without a dimension.
         raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}") from None
     if expected is not None and len(scores) != expected:
-        raise ValueError(f"{len(scores)} scores were returned for {expected} samples")
+        raise ValueError(
+            f"{how_many(len(scores), 'score was', 'scores were')} returned for {how_many(expected, 'sample')}"
+        )
     return [checked_score(score) for score in scores]
 
 

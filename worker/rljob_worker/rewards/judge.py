@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rljob_api import safe_text
+from rljob_api.how_many import how_many
 from rljob_api.spec import JudgeSpec, RewardSpec
 from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.functions import RewardOutageError, Sample, Score
@@ -194,7 +195,8 @@ class Judge:
             await asyncio.sleep(max(0.0, min(wanted, end - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise RewardOutageError(
-            f"{self._name}: no answer to {sent} requests in {time.monotonic() - begun:.3g} s; the last: {last}"
+            f"{self._name}: no answer to {how_many(sent, 'request')} in {time.monotonic() - begun:.3g} s; "
+            f"the last: {last}"
         )
 
     async def _request(self, method: str, path: str, body: Mapping[str, object] | None, read: _Read[Answer]) -> Answer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from rljob_api.how_many import how_many
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.functions import Sample, Score, checked_batch, checked_score
 
@@ -190,7 +191,9 @@ def _check_trl(value: object, samples: list[Sample]) -> list[Score]:
         return checked_batch(value, len(samples))
     numbers = iter(checked_batch([one for one in value if one is not None], sum(one is not None for one in value)))
     if len(value) != len(samples):
-        raise ValueError(f"{len(value)} scores were returned for {len(samples)} samples")
+        raise ValueError(
+            f"{how_many(len(value), 'score was', 'scores were')} returned for {how_many(len(samples), 'sample')}"
+        )
     return [Score(None) if one is None else next(numbers) for one in value]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rljob_api import RLJobSpec
+from rljob_api.how_many import how_many
 from rljob_api.spec import RolloutSpec
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Finish, Group
@@ -165,9 +166,9 @@ def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
     refused = sum(group.kept is False for group in filtered)
     passed = " and ".join(filter(None, [oversampling.filter and oversampling.filter.value, oversampling.function]))
     said = (
-        f"spec.rollout.oversampling: step {step.number} drew {step.drawn} prompts in {step.rounds} rounds (limit "
-        f"{oversampling.limit} times promptsPerStep), and {step.passed} of the "
-        f"{rollout.prompts_per_step} groups that it needs passed {passed}; "
+        f"spec.rollout.oversampling: step {step.number} drew {how_many(step.drawn, 'prompt')} in "
+        f"{how_many(step.rounds, 'round')} (limit {oversampling.limit} times promptsPerStep), and {step.passed} of the "
+        f"{how_many(rollout.prompts_per_step, 'group')} that it needs passed {passed}; "
     )
     if refused:
         said += f"the function left {refused} out"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from rljob_api import RLJobSpec
+from rljob_api.how_many import how_many
 from rljob_worker.cluster.groups import EngineGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.engine.arguments import max_sequences
@@ -158,7 +159,8 @@ class Generator:
             yield asked.came(engine, chunk)
         if any(asked.left) and not lost:
             phase = self._calls.phase("eval")
-            raise JobError(f"{phase}: the engines returned {sum(asked.left)} responses less than they were asked for")
+            missing = how_many(sum(asked.left), "response")
+            raise JobError(f"{phase}: the engines returned {missing} less than they were asked for")
 
     def take_draft_counts(self) -> DraftCounts | None:
         """The guesses of all engines since the last time; None without speculative decoding."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rljob_api import safe_text
+from rljob_api.how_many import how_many
 from rljob_worker.sandbox.http_calls import TRANSIENT, open_session, retry_after
 from rljob_worker.sandbox.limits import SandboxError, ServiceSetup
 
@@ -158,7 +159,7 @@ class Service:
         if blamed and faults >= _FEWEST_FAILURES:
             return _LOST
         raise SandboxError(
-            f"sandbox.service: no answer to {sent} requests in {time.monotonic() - begun:.3g} s "
+            f"sandbox.service: no answer to {how_many(sent, 'request')} in {time.monotonic() - begun:.3g} s "
             f"(sandbox.service.waitSeconds: {self._setup.wait_seconds:g}); the last: {last}"
         )
 

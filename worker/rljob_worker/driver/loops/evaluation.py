@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.how_many import how_many
 from rljob_api.spec import RecordsSpec
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
@@ -39,11 +40,11 @@ class EvaluationLoop(Job[Handover]):
 
     def goal(self) -> str:
         """Work of the job once it is ready, for people."""
-        return f"evaluating {len(self._inputs.evaluation_prompts)} prompts"
+        return f"evaluating {how_many(len(self._inputs.evaluation_prompts), 'prompt')}"
 
     def done(self) -> str:
         """Work that the job did, for people."""
-        return f"{self._count} responses evaluated"
+        return f"{how_many(self._count, 'response')} evaluated"
 
     def stopped(self) -> str:
         """Save nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.how_many import how_many
 from rljob_worker.checkpoints.half_journal import HalfJournal, check_origin, origin_of, write_half
 from rljob_worker.checkpoints.journal import JournalStep
 from rljob_worker.checkpoints.reader import Found
@@ -90,15 +91,15 @@ class SamplingLoop(_HalfLoop):
 
     def goal(self) -> str:
         """The line that is printed once all is ready."""
-        return f"sampling {self._steps} steps under {self._origin.weights_named}"
+        return f"sampling {how_many(self._steps, 'step')} under {self._origin.weights_named}"
 
     def done(self) -> str:
         """The line that is printed at the end."""
-        return f"{len(self._next_ordinals)} steps sampled, none trained"
+        return f"{how_many(len(self._next_ordinals), 'step')} sampled, none trained"
 
     def stopped(self) -> str:
         """Save nothing: the journal has what is done."""
-        return f"{len(self._next_ordinals)} steps are in the journal"
+        return f"{how_many(len(self._next_ordinals), 'step is', 'steps are')} in the journal"
 
 
 def check_half(half: HalfJournal, begins_with: Found | None, spec: RLJobSpec, inputs: Inputs) -> None:
@@ -178,8 +179,8 @@ class TrainingLoop(_HalfLoop):
 
     def goal(self) -> str:
         """The line that is printed once all is ready."""
-        return f"training on {len(self._half.steps)} steps of {self._half.path}"
+        return f"training on {how_many(len(self._half.steps), 'step')} of {self._half.path}"
 
     def done(self) -> str:
         """The line that is printed at the end."""
-        return f"trained on {len(self._half.steps)} steps of {self._half.path}"
+        return f"trained on {how_many(len(self._half.steps), 'step')} of {self._half.path}"
