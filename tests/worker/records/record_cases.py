@@ -81,8 +81,10 @@ def timing(random: np.random.Generator, step: int) -> StepTiming:
     return StepTiming(sum(phases.values()) + 0.004 * float(random.lognormal(0, 0.3)), phases)
 
 
-def write_step(writer: RecordWriter, random: np.random.Generator, step: int, scale: float = 40.0) -> StepRecord:
-    """One step of a run whose reward rises over about three times `scale` steps."""
+def write_step(
+    writer: RecordWriter, random: np.random.Generator, step: int, scale: float = 40.0, **metrics: float
+) -> StepRecord:
+    """One step of a run whose reward rises over about three times `scale` steps; `metrics` replace its own."""
     reward = 0.08 + 0.9 * (1 - np.exp(-step / scale)) + 0.02 * random.normal()
     writer.metrics(
         {
@@ -96,6 +98,7 @@ def write_step(writer: RecordWriter, random: np.random.Generator, step: int, sca
             "train/entropy_loss": 2.5,
             "train/train_rollout_logprob_abs_diff": 0.0 if step % 17 == 0 else 3e-6 * float(random.lognormal(0, 0.5)),
             "train/train_rollout_logprob_abs_diff_max": 4e-5 * float(random.lognormal(0, 0.5)),
+            **metrics,
         }
     )
     if step % 25 == 0:
@@ -110,13 +113,13 @@ def write_step(writer: RecordWriter, random: np.random.Generator, step: int, sca
     return writer.write(step, timing(random, step), applied=True)
 
 
-def write_run(path: Path, steps: int, scale: float = 40.0) -> list[StepRecord]:
+def write_run(path: Path, steps: int, scale: float = 40.0, **metrics: float) -> list[StepRecord]:
     """A run folder with records of `steps` steps; returns them."""
     run_folder(path, steps=steps)
     log = StepLog(path)
     writer = RecordWriter(path, log, 1, [])
     random = np.random.default_rng(0)
-    records = [write_step(writer, random, step, scale) for step in range(1, steps + 1)]
+    records = [write_step(writer, random, step, scale, **metrics) for step in range(1, steps + 1)]
     log.close()
     return records
 

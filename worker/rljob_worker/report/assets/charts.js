@@ -2,8 +2,11 @@
 // The charts of a report: one for each panel, all with the same steps, and the table of phases over the steps shown.
 const report = (() => {
   const SYNC = "steps";
-  const STEP_AXIS = { values: (chart, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) };
+  // Ticks and lines at whole steps alone, and half a step beside the first and the last, so that their bars are whole.
+  const STEP_AXIS = { label: "step", labelSize: 18, incrs: Array.from({ length: 30 }, (unused, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3)) };
+  const EDGE = 0.5;
   const MOST_BARS = 400;
+  const LEAST_WIDTH = 240;
   const byId = (id) => document.getElementById(id);
   let runs = [];
   let charts = [];
@@ -21,7 +24,7 @@ const report = (() => {
     if (value === null || value === undefined || Number.isNaN(value)) return "-";
     if (value === 0) return "0";
     const size = Math.abs(value);
-    return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    return size >= 1e5 || size < 1e-3 ? Number(value.toPrecision(3)).toExponential() : String(Number(value.toPrecision(4)));
   }
 
   const seconds = (value) => (value === null || value === undefined ? "-" : value < 1 ? `${short(value * 1000)} ms` : `${short(value)} s`);
@@ -32,9 +35,31 @@ const report = (() => {
   }
 
   function scaled(panel, values) {
-    if (!panel.log) return panel.unit === "share" ? { range: (chart, low, high) => [0, Math.max(high, 1e-9) * 1.06] } : {};
-    const positive = values.flat().filter((value) => value > 0);
-    return positive.length ? { distr: 4, asinh: positive.reduce((a, b) => Math.min(a, b)) } : {};
+    const given = values.flat().filter((value) => value !== null && value !== undefined);
+    // Where all are 0, an axis to 1 says so; uPlot's own would go to 100, and one that fits noise to 1e-9.
+    if (given.every((value) => value === 0)) return { range: () => [panel.unit === "share" ? 0 : -1, 1.06] };
+    if (!panel.log) return panel.unit === "share" ? { range: (chart, low, high) => [0, high * 1.06] } : {};
+    const magnitudes = given.filter((value) => value !== 0).map((value) => Math.floor(Math.log10(Math.abs(value))));
+    return { distr: 4, asinh: 10 ** magnitudes.reduce((a, b) => Math.min(a, b)) };
+  }
+
+  // Ticks of a logarithmic axis: powers of ten, and 2 and 5 times those where there are few. uPlot's own never end for
+  // some ranges: from 9.6e-8 on they come to a step that it takes for 0.
+  function powers(least, low, high) {
+    const first = Math.round(Math.log10(least));
+    const last = Math.floor(Math.log10(Math.max(-low, high, least)));
+    const every = Math.ceil((last - first + 1) / 7);
+    const ticks = [];
+    for (let power = first; power <= last; power += every) {
+      for (const part of last - first < 3 ? [1, 2, 5] : [1]) ticks.push(part * 10 ** power);
+    }
+    return [...ticks.map((tick) => -tick).reverse(), 0, ...ticks].filter((tick) => tick >= low && tick <= high);
+  }
+
+  function valueAxis(scale) {
+    const values = (chart, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick)));
+    if (!scale.asinh) return { size: 72, values };
+    return { size: 72, values, filter: (chart, ticks) => ticks, splits: (chart, axis, low, high) => powers(scale.asinh, low, high) };
   }
 
   function named(label, index) {
@@ -90,20 +115,23 @@ const report = (() => {
   }
 
   function draw(place, title, unit, series, data, options) {
+    const scale = options.scale || {};
     const box = element("div", undefined, options.wide ? "chart wide" : "chart");
     box.dataset.title = title;
     place.append(box);
     const chart = new uPlot({
       title,
-      width: Math.max(320, box.clientWidth),
+      width: Math.max(LEAST_WIDTH, box.clientWidth),
       height: options.wide ? 320 : 240,
       series,
       cursor: { sync: { key: SYNC }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: options.scale || {} },
-      axes: [{ ...STEP_AXIS, label: "step", labelSize: 18 }, { label: unit, labelSize: 18, size: 62, values: (self, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
+      scales: { x: { time: false }, y: scale },
+      axes: [STEP_AXIS, valueAxis(scale)],
       hooks: { setScale: [onScale], draw: [restarts] },
       legend: { live: true },
     }, data, box);
+    // Not along the axis, where a long one lies over the numbers.
+    if (unit) chart.root.querySelector(".u-title").append(element("span", unit, "unit"));
     charts.push(chart);
     return chart;
   }
@@ -186,8 +214,7 @@ const report = (() => {
 
   function bounds() {
     const ends = runs.flatMap((run) => [run.steps[0], run.steps[run.steps.length - 1]]);
-    const [low, high] = [Math.min(...ends), Math.max(...ends)];
-    return low === high ? [low - 1, high + 1] : [low, high];
+    return [Math.min(...ends) - EDGE, Math.max(...ends) + EDGE];
   }
 
   function show(wanted) {
@@ -236,7 +263,7 @@ const report = (() => {
   function connect() {
     const asked = () => {
       const wanted = [Number(byId("first").value), Number(byId("last").value)];
-      if (wanted[0] < wanted[1]) show(wanted);
+      if (wanted[0] <= wanted[1]) show([wanted[0] - EDGE, wanted[1] + EDGE]);
     };
     byId("first").addEventListener("change", asked);
     byId("last").addEventListener("change", asked);
@@ -251,7 +278,7 @@ const report = (() => {
     let asleep = 0;
     window.addEventListener("resize", () => {
       clearTimeout(asleep);
-      asleep = setTimeout(() => charts.forEach((chart) => chart.setSize({ width: Math.max(320, chart.root.parentElement.clientWidth), height: chart.height })), 100);
+      asleep = setTimeout(() => charts.forEach((chart) => chart.setSize({ width: Math.max(LEAST_WIDTH, chart.root.parentElement.clientWidth), height: chart.height })), 100);
     });
     byId("steps").hidden = false;
   }
