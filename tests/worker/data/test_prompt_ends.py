@@ -135,7 +135,7 @@ def test_validate_shows_what_a_row_becomes(
     assert "  | <|user|> one two <|assistant|>\n  label '1.5'\n" in said
     short = ("--set", "spec.rollout.engineArgs={max_model_len: 11}")
     assert main(["validate", str(tmp_path / "job.yaml"), *short]) == 2
-    assert "are longer than 3 tokens, the smaller of data.maxPromptTokens and the engine's" in capsys.readouterr().err
+    assert "is longer than 3 tokens, the smaller of data.maxPromptTokens and the engine's" in capsys.readouterr().err
     write_jsonl([{"prompt": [{"role": "user", "content": "one two"}], "label": float("nan")}])
     assert main(["validate", str(tmp_path / "job.yaml")]) == 2
     assert "data.jsonl, line 1 (row 0): the label ('label', spec.data.labelKey) is NaN" in capsys.readouterr().err

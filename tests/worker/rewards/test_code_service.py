@@ -162,7 +162,7 @@ def test_a_server_that_goes_on_to_fail_fails_the_step_and_scores_nobody(
         return web.Response(status=failure) if isinstance(failure, int) else web.Response(text=failure)
 
     pairs = [(fenced(RIGHT), TESTS["Calls"])]
-    said = r"no answer to \d+ requests .*sandbox\.service\.waitSeconds: 1\)"
+    said = r"no answer to \d+ requests? .*sandbox\.service\.waitSeconds: 1\)"
     with running(answer) as server, pytest.raises(RewardError, match=said) as raised:
         score(tokenizer, [server.url], pairs, wait=1, seconds=0.2, on_error="Score", kind="Calls")
     # It is no fault of the sample.
