@@ -149,6 +149,7 @@ format: $(STAMP) ## Let ruff put the code into shape
 generate: $(STAMP) ## Write the CRD, the chart's copy, docs/reference.md, docs/licences.md and the chart's README from what they follow
 	@$(BIN)/python -m rljob_worker.generate
 	@$(BIN)/python -m rljob_api.generate
+	@PYTHONPATH=tests $(BIN)/python tests/support/pod_fields.py
 	@$(BIN)/python helm/chart_readme.py
 	@$(BIN)/python helm/dashboards.py
 	@$(BIN)/python images/sbom.py --licences > docs/licences.md.new && mv docs/licences.md.new docs/licences.md

@@ -18,6 +18,15 @@ def to_number(quantity: str) -> int:
     return math.ceil(Decimal(quantity))
 
 
+def to_decimal(quantity: str) -> Decimal:
+    """The exact number of any quantity, `500m` and `1e3` included."""
+    small = {"n": 9, "u": 6, "m": 3}.get(quantity[-1:], 0)
+    if small:
+        return Decimal(quantity[:-1]).scaleb(-small)
+    unit = next((unit for unit in _UNITS if quantity.endswith(unit)), "")
+    return Decimal(quantity.removesuffix(unit)) * _UNITS.get(unit, 1)
+
+
 def to_cores(quantity: str) -> int:
     """Whole cores of a CPU quantity like `500m`, rounded up as KubeRay does for Ray's `num-cpus`."""
     if quantity.endswith("m"):

@@ -73,7 +73,7 @@ def test_annotations_are_at_most_what_an_api_server_stores() -> None:
         ["pods.worker={spec: {containers: [{name: a, image: b, env: [{name: a.b-c, value: ''}, {name: A}]}]}}"],
         ["pods.worker={spec: {containers: [{name: ray-worker, env: [{$patch: replace}], imagePullPolicy: ''}]}}"],
         ["pods.worker={spec: {containers: [{name: ray-worker, volumeMounts: [{$patch: delete, mountPath: /a}]}]}}"],
-        ["pods.worker={spec: {volumes: [{name: a, hostPath: {type: ''}}, {name: b, emptyDir: {sizeLimit: null}}]}}"],
+        ["pods.worker={spec: {volumes: [{name: a, hostPath: {path: /a, type: ''}}, {name: b, emptyDir: {}}]}}"],
         ["pods.worker={spec: {volumes: [{name: a, projected: {sources: []}}, {name: b, ephemeral: {}, image: null}]}}"],
         ["pods.worker={spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {}}}}}"],
         ["scheduling.affinity={podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: "
@@ -90,4 +90,12 @@ def test_annotations_are_at_most_what_an_api_server_stores() -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_it_and_is_right(settings: list[str]) -> None:
+    assert load_manifest(manifest(*settings))
+
+
+UNUSUAL: list[list[str]] = yaml.safe_load(Path(__file__).with_name("unusual_manifests.yaml").read_text())
+
+
+@pytest.mark.parametrize("settings", UNUSUAL, ids=range(len(UNUSUAL)))
+def test_what_is_unusual_and_right(settings: list[str]) -> None:
     assert load_manifest(manifest(*settings))

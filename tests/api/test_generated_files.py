@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import pod_fields
 
 from rljob_api.generate import generated_files, write_or_check
 
@@ -19,6 +20,11 @@ FILES = generated_files()
 def test_committed_file_equals_the_types(name: str) -> None:
     committed = (ROOT / name).read_text(encoding="utf-8")
     assert committed == FILES[name], f"{name} is stale: run `python -m rljob_api.generate`"
+
+
+def test_fields_of_pods_are_those_of_the_client() -> None:
+    for name, content in pod_fields.generated_files().items():
+        assert (ROOT / name).read_text(encoding="utf-8") == content, f"{name} is stale: run `make generate`"
 
 
 def test_check_tells_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

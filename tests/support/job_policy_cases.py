@@ -54,7 +54,8 @@ REFUSED: list[tuple[str, str, str]] = [
         "privileged",
     ),
     (
-        "pods.head={spec: {containers: [{name: ray-head, securityContext: {privileged: true}}]}}",
+        "pods.head={spec: {containers: [{name: ray-head, securityContext: {privileged: true, "
+        "allowPrivilegeEscalation: true}}]}}",
         "spec.pods.head.spec.containers[0].securityContext.privileged",
         "privileged",
     ),

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api import kubernetes_names as names
+from rljob_api.profiles import PROFILES
+from rljob_api.quantities import to_decimal
 from rljob_api.rules.findings import LABEL_KEY, Check, Finding
+from rljob_api.rules.pod_fields import OWN_CONTAINERS, OWN_PREFIX, is_amount, models, of_model
+from rljob_api.rules.pods import COMPILE_CACHE
+from rljob_api.rules.variables import OWNED
 from rljob_api.spec import CheckpointSpec, PodsSpec, RLJobSpec, SchedulingSpec, VolumeSpec
 
 Path = tuple[str | int, ...]
@@ -22,22 +27,15 @@ _NEEDED = {
     "secret": ("secretName",),
     "csi": ("driver",),
 }
-"""Fields without which a source of a volume names nothing."""
-_WORDS = {
-    "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
-    "dnsPolicy": ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
-    "restartPolicy": ("Always", "OnFailure", "Never"),
-    "preemptionPolicy": ("PreemptLowerPriority", "Never"),
-    "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
-}
-_HOST_PATHS = (*("", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"),)
-_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+"""Texts without which a source of a volume names nothing: they are not empty either."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _VARIABLE = re.compile("[ -<>-~]+")
 """Kubernetes takes these since 1.30: programs beside Ray's have names like `discovery.type`."""
-_AMOUNT = "an amount, like 8, 500m or 2Gi"
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_HANDLERS = ("exec", "grpc", "tcpSocket")
+_OF_KUBERAY = ("ray-logs", "shared-mem")
+"""Volumes that KubeRay adds to pods."""
 
 
 def _mappings(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -47,70 +45,86 @@ def _mappings(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
             yield index, item
 
 
-def _is_amount(value: Any) -> bool:
-    return (isinstance(value, int | float) and not isinstance(value, bool)) or (
-        isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
-    )
+def _items(part: dict[str, Any], field: str) -> list[Any]:
+    return value if isinstance(value := part.get(field), list) else []
 
 
-def _source(at: Path, kind: str, source: Any, *, whole: bool) -> Iterator[Finding]:
-    """A source of a volume; one that is not `whole` is merged into that of the volume of the same name."""
-    if not isinstance(source, dict):
-        return
-    for field in _NEEDED.get(kind, ()):
+def _source(at: Path, kind: str, source: Any) -> Iterator[Finding]:
+    for field in _NEEDED.get(kind, ()) if isinstance(source, dict) else ():
         value = source.get(field)
-        if value is None and not whole:
-            continue
-        if not isinstance(value, str) or not value.strip():
-            yield Finding((*at, kind, field), "is missing, empty or no string", f"a string, as {kind} of a pod needs")
-    if kind == "hostPath" and (source.get("type") or "") not in _HOST_PATHS:
-        yield Finding((*at, kind, "type"), "is no type of a path", ", ".join(_HOST_PATHS[1:]))
-    if kind == "emptyDir" and not _is_amount(1 if source.get("sizeLimit") is None else source["sizeLimit"]):
-        yield Finding((*at, kind, "sizeLimit"), "is no amount", _AMOUNT)
+        if isinstance(value, str) and not value.strip():
+            yield Finding((*at, kind, field), "is empty", f"a string, as {kind} of a pod needs")
 
 
 def _volume(volume: Any) -> Iterator[Finding]:
     if volume.claim is not None or volume.host_path is not None:
         return
+    kinds = models()["Volume"]
     for kind, source in (volume.source or {}).items():
-        yield from _source(("source",), kind, source, whole=True)
+        if kind in kinds and kind != "name" and source is not None:
+            yield from of_model(kinds[kind], source, ("source", kind), whole=True)
+        yield from _source(("source",), kind, source)
 
 
-def _words(at: Path, part: dict[str, Any]) -> Iterator[Finding]:
-    for field, words in _WORDS.items():
-        if isinstance(part.get(field), str) and part[field] not in ("", *words):
-            yield Finding((*at, field), "is not one of the allowed values", ", ".join(words))
-
-
-def _container(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
-    yield from _words(at, container)
-    if isinstance(image := container.get("image"), str) and (not image or re.search(r"\s", image)):
-        yield Finding((*at, "image"), "is no image: it is empty or holds blanks", "like registry.example/name:tag")
+def _container(at: Path, container: dict[str, Any], *, whole: bool) -> Iterator[Finding]:
+    image = container.get("image")
+    if (whole and image is None) or (isinstance(image, str) and (not image or re.search(r"\s", image))):
+        wrong = "is missing" if image is None else "is no image: it is empty or holds blanks"
+        yield Finding((*at, "image"), wrong, "like registry.example/name:tag")
     for index, variable in _mappings(container.get("env")):
-        name, value = variable.get("name"), variable.get("value")
-        if not isinstance(name, str) or _VARIABLE.fullmatch(name) is None:
+        name = variable.get("name")
+        if isinstance(name, str) and _VARIABLE.fullmatch(name) is None:
             yield Finding((*at, "env", index, "name"), "is no name of a variable", "printable ASCII without '='")
-        if value is not None and not isinstance(value, str):
-            yield Finding((*at, "env", index, "value"), "is no string", "a string, in quotation marks")
+    seen: set[str] = set()
     for index, mount in _mappings(container.get("volumeMounts")):
         # What is merged is found by its path; a name may be that of the mount there.
-        if not isinstance(mount.get("mountPath"), str) or not mount["mountPath"]:
+        path = mount.get("mountPath")
+        if not isinstance(path, str) or not path:
             yield Finding((*at, "volumeMounts", index, "mountPath"), "is missing, empty or no string", "a string")
-    resources = container.get("resources")
-    for part in ("limits", "requests") if isinstance(resources, dict) else ():
-        amounts = (resources or {}).get(part)
-        for name, amount in amounts.items() if isinstance(amounts, dict) else ():
-            if amount is not None and not str(name).startswith("$") and not _is_amount(amount):
-                yield Finding((*at, "resources", part, name), "is no amount", _AMOUNT)
+        elif path in seen:
+            yield Finding((*at, "volumeMounts", index, "mountPath"), "is mounted already", "another place")
+        else:
+            seen.add(path)
+    yield from _amounts(at, container.get("resources"))
     yield from _security(at, container)
+
+
+def _amounts(at: Path, resources: Any) -> Iterator[Finding]:
+    """Requests above their limits."""
+    limits, requests = (resources.get(part) if isinstance(resources, dict) else None for part in ("limits", "requests"))
+    for name, asked in requests.items() if isinstance(requests, dict) and isinstance(limits, dict) else ():
+        most = limits.get(name)
+        if is_amount(asked) and is_amount(most) and to_decimal(str(asked)) > to_decimal(str(most)):
+            yield Finding((*at, "resources", "requests", name), "is more than its limit", f"at most {most}")
 
 
 def _security(at: Path, part: dict[str, Any]) -> Iterator[Finding]:
     context = part.get("securityContext")
-    for field in ("runAsUser", "runAsGroup", "fsGroup") if isinstance(context, dict) else ():
-        number = (context or {}).get(field)
-        if number is not None and (type(number) is not int or not 0 <= number < 2**31):
-            yield Finding((*at, "securityContext", field), "is no number of a user or group", "0 to 2147483647")
+    if isinstance(context, dict) and context.get("runAsNonRoot") is True and context.get("runAsUser") == 0:
+        yield Finding((*at, "securityContext", "runAsUser"), "is root, with runAsNonRoot: true", "1 or more")
+
+
+def _own(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
+    """Parts of Ray's container that do not go with what they are merged into."""
+    for probe in _PROBES:
+        given = container.get(probe)
+        if isinstance(given, dict) and "$patch" not in given and given.get("httpGet", "") is not None:
+            for handler in _HANDLERS:
+                if given.get(handler) is not None:
+                    wrong = "stands beside the httpGet of RLJob's own probe, and a probe has one of them"
+                    yield Finding((*at, probe, handler), wrong, "httpGet: null beside it")
+    for index, variable in _mappings(container.get("env")):
+        if (why := OWNED.get(str(variable.get("name")))) is not None:
+            yield Finding((*at, "env", index), f"is not the user's: {why}", "leave it out")
+    context = container.get("securityContext")
+    if (
+        isinstance(context, dict)
+        and context.get("privileged") is True
+        and "$patch" not in context
+        and context.get("allowPrivilegeEscalation", False) is False
+    ):
+        wrong = "does not go with allowPrivilegeEscalation: false, which RLJob's pods have"
+        yield Finding((*at, "securityContext", "privileged"), wrong, "allowPrivilegeEscalation: true beside it")
 
 
 def _template(role: str) -> Check:
@@ -118,31 +132,64 @@ def _template(role: str) -> Check:
         pod, at = getattr(pods, role).get("spec"), (role, "spec")
         if not isinstance(pod, dict):
             return
-        yield from _words(at, pod)
         yield from _security(at, pod)
-        for part in ("containers", "initContainers"):
-            seen: set[str] = set()
-            for index, container in _mappings(pod.get(part)):
-                yield from _container((*at, part, index), container)
-                name = container.get("name")
-                if isinstance(name, str) and name in seen:
-                    wrong = "is the name of another container"
-                    yield Finding((*at, part, index, "name"), wrong, "a name of its own for each")
-                seen |= {name} if isinstance(name, str) else set()
-        for index, volume in _mappings(pod.get("volumes")):
-            kinds = [
-                key
-                for key, value in volume.items()
-                if key != "name" and not str(key).startswith("$") and value is not None
-            ]
-            if len(kinds) > 1:
-                wrong = f"has {len(kinds)} sources: {', '.join(kinds)}"
-                yield Finding((*at, "volumes", index), wrong, "exactly one")
-            for kind in kinds:
-                yield from _source((*at, "volumes", index), kind, volume[kind], whole=False)
+        yield from _containers(at, pod, f"ray-{role}")
+        if pod.get("ephemeralContainers"):
+            yield Finding((*at, "ephemeralContainers"), "are added to pods that run", "containers or initContainers")
+        yield from _volumes(at, pod)
         yield from _affinity((*at, "affinity"), pod.get("affinity"))
+        for index, toleration in _mappings(pod.get("tolerations")):
+            yield from _toleration((*at, "tolerations", index), toleration)
 
     return check
+
+
+def _containers(at: Path, pod: dict[str, Any], ray: str) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for part in ("containers", "initContainers"):
+        for index, container in _mappings(pod.get(part)):
+            name, here = container.get("name"), (*at, part, index)
+            own = name == ray or str(name).startswith(OWN_PREFIX)
+            yield from _container(here, container, whole=not own)
+            if own:
+                yield from _own(here, container)
+            if isinstance(name, str) and name in seen:
+                yield Finding((*here, "name"), "is the name of another container", "a name of its own for each")
+            seen |= {name} if isinstance(name, str) else set()
+            for probe in _PROBES if part == "initContainers" and container.get("restartPolicy") != "Always" else ():
+                if container.get(probe) is not None:
+                    wrong = "has no effect on what ends before the pod's containers start"
+                    yield Finding((*here, probe), wrong, "leave it out, or restartPolicy: Always beside it")
+        seen |= {ray}
+
+
+def _toleration(at: Path, toleration: dict[str, Any]) -> Iterator[Finding]:
+    operator = toleration.get("operator") or "Equal"
+    if operator == "Exists" and toleration.get("value"):
+        yield Finding((*at, "value"), "does not go with operator Exists", "leave it out, or operator Equal")
+    if operator == "Equal" and not toleration.get("key"):
+        yield Finding((*at, "key"), "is missing, as operator Equal (the default) needs it", "a key, or operator Exists")
+    if toleration.get("tolerationSeconds") is not None and toleration.get("effect") != "NoExecute":
+        yield Finding((*at, "tolerationSeconds"), "does nothing: only NoExecute evicts", "effect: NoExecute beside it")
+
+
+def _volumes(at: Path, pod: dict[str, Any]) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, volume in _mappings(pod.get("volumes")):
+        name = volume.get("name")
+        kinds = [
+            key for key, value in volume.items() if key != "name" and not str(key).startswith("$") and value is not None
+        ]
+        if len(kinds) > 1:
+            wrong = f"has {len(kinds)} sources: {', '.join(kinds)}"
+            yield Finding((*at, "volumes", index), wrong, "exactly one")
+        for kind in kinds:
+            yield from _source((*at, "volumes", index), kind, volume[kind])
+        if isinstance(name, str) and name in seen:
+            yield Finding(
+                (*at, "volumes", index, "name"), "is the name of another volume", "a name of its own for each"
+            )
+        seen |= {name} if isinstance(name, str) else set()
 
 
 def _terms(at: Path, term: Any) -> Iterator[Finding]:
@@ -150,14 +197,16 @@ def _terms(at: Path, term: Any) -> Iterator[Finding]:
     for part in ("matchExpressions", "matchFields") if isinstance(term, dict) else ():
         for index, one in _mappings(term.get(part)):
             here, operator, values = (*at, part, index), one.get("operator"), one.get("values")
-            if not isinstance(one.get("key"), str) or not names.is_label_key(one["key"]):
+            if isinstance(one.get("key"), str) and not names.is_label_key(one["key"]):
                 yield Finding((*here, "key"), "is no key", LABEL_KEY)
-            if operator not in _OPERATORS:
-                yield Finding((*here, "operator"), "is not one of the allowed values", ", ".join(_OPERATORS))
-            elif operator in ("In", "NotIn", "Gt", "Lt") and not (isinstance(values, list) and values):
+            if operator in ("In", "NotIn", "Gt", "Lt") and not (isinstance(values, list) and values):
                 yield Finding((*here, "values"), f"is needed by {operator}", "a list of strings")
             elif operator in ("Exists", "DoesNotExist") and values:
                 yield Finding((*here, "values"), f"has no effect with {operator}", "leave it out")
+            elif operator in ("Gt", "Lt") and not (len(values) == 1 and re.fullmatch("-?[0-9]+", str(values[0]))):
+                yield Finding(
+                    (*here, "values"), f"is no number, as {operator} compares", "one whole number, as a string"
+                )
 
 
 def _affinity(at: Path, affinity: Any) -> Iterator[Finding]:
@@ -175,25 +224,68 @@ def _affinity(at: Path, affinity: Any) -> Iterator[Finding]:
             for index, term in _mappings(required):
                 yield from _topology((*at, kind, _REQUIRED, index), term)
         for index, wish in _mappings(rules.get(_PREFERRED)):
-            here, inner = (*at, kind, _PREFERRED, index), "preference" if of_nodes else "podAffinityTerm"
-            weight = wish.get("weight")
-            if type(weight) is not int or not 1 <= weight <= 100:
-                yield Finding((*here, "weight"), "is missing, or no weight", "a whole number from 1 to 100")
-            if not isinstance(wish.get(inner), dict):
-                yield Finding((*here, inner), "is missing, or no mapping", "a mapping, as in a pod")
-            else:
-                yield from (_terms if of_nodes else _topology)((*here, inner), wish[inner])
+            inner = "preference" if of_nodes else "podAffinityTerm"
+            if isinstance(wish.get(inner), dict):
+                yield from (_terms if of_nodes else _topology)((*at, kind, _PREFERRED, index, inner), wish[inner])
 
 
 def _topology(at: Path, term: Any) -> Iterator[Finding]:
     key = term.get("topologyKey")
-    if not isinstance(key, str) or not names.is_label_key(key):
-        yield Finding((*at, "topologyKey"), "is missing, or no key", "like kubernetes.io/hostname")
+    if isinstance(key, str) and not names.is_label_key(key):
+        yield Finding((*at, "topologyKey"), "is no key", "like kubernetes.io/hostname")
     yield from _terms((*at, "labelSelector"), term.get("labelSelector"))
 
 
 def _placed(scheduling: Any) -> Iterator[Finding]:
+    yield from of_model("Affinity", scheduling.affinity, ("affinity",), whole=True)
     yield from _affinity(("affinity",), scheduling.affinity)
+
+
+def _mounted(spec: Any) -> Iterator[Finding]:
+    """Mounts of volumes that the pod does not have."""
+    given = {volume.name: volume.mount_path for volume in spec.storage.volumes}
+    for role in ("head", "worker"):
+        pod = getattr(spec.pods, role).get("spec")
+        if not isinstance(pod, dict) or "$patch" in pod:
+            continue
+        volumes = [volume for volume in _items(pod, "volumes") if isinstance(volume, dict)]
+        gone = {volume.get("name") for volume in volumes if volume.get("$patch") == "delete"}
+        there = ({*given, *_OF_KUBERAY} | {volume.get("name") for volume in volumes}) - gone
+        yield from _unmounted(("pods", role, "spec"), pod, there, {*given.values(), *_own_paths(spec)})
+        mine = [c for _, c in _mappings(pod.get("containers")) if c.get("name") == f"ray-{role}"]
+        kept = set(given) & gone - {given_name for given_name, path in given.items() if _moved(mine, path)}
+        for index, volume in enumerate(_items(pod, "volumes")):
+            if isinstance(volume, dict) and volume.get("name") in kept:
+                wrong = "is deleted, and still mounted in Ray's container"
+                allowed = f"{{mountPath: {given[volume['name']]}, $patch: delete}} in its volumeMounts too"
+                yield Finding(("pods", role, "spec", "volumes", index), wrong, allowed)
+
+
+def _moved(containers: list[dict[str, Any]], path: str) -> bool:
+    """Whether a template says what is mounted at a path of Ray's container."""
+    return any(
+        "$patch" in one or any(isinstance(m, dict) and m.get("mountPath") == path for m in _items(one, "volumeMounts"))
+        for one in containers
+    )
+
+
+def _own_paths(spec: Any) -> list[str]:
+    """Places of a worker where the operator mounts something."""
+    profile, given = PROFILES[spec.resources.profile], spec.resources.overrides.host_mounts
+    return [*(given or ()), *(mount.path for mount in profile.host_mounts), "/dev/shm", COMPILE_CACHE]
+
+
+def _unmounted(at: Path, pod: dict[str, Any], there: set[Any], mounted: set[str]) -> Iterator[Finding]:
+    for part in ("containers", "initContainers"):
+        for index, container in _mappings(pod.get(part)):
+            own = container.get("name") in OWN_CONTAINERS or str(container.get("name")).startswith(OWN_PREFIX)
+            for position, mount in _mappings(container.get("volumeMounts")):
+                name, here = mount.get("name"), (*at, part, index, "volumeMounts", position, "name")
+                if isinstance(name, str) and name not in there and not name.startswith(OWN_PREFIX):
+                    allowed = ", ".join(sorted(str(one) for one in there if one not in _OF_KUBERAY)) or "none is there"
+                    yield Finding(here, "is the name of no volume of the pod", f"one of its volumes: {allowed}")
+                elif name is None and own and mount.get("mountPath") not in mounted:
+                    yield Finding(here, "is missing", "the name of one of the pod's volumes")
 
 
 def _grace(spec: Any) -> Iterator[Finding]:
@@ -209,5 +301,5 @@ SHAPE_CHECKS: dict[type, tuple[Check, ...]] = {
     VolumeSpec: (_volume,),
     PodsSpec: (_template("head"), _template("worker")),
     SchedulingSpec: (_placed,),
-    RLJobSpec: (_grace,),
+    RLJobSpec: (_grace, _mounted),
 }

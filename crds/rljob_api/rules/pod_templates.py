@@ -8,41 +8,11 @@ from typing import Any
 
 from rljob_api.kubernetes_names import is_dns_label
 from rljob_api.rules.findings import Check, Finding, keys, labels, object_name
+from rljob_api.rules.pod_fields import of_model
 from rljob_api.spec import PodsSpec
 
 _METADATA: dict[str, type] = {"annotations": dict, "labels": dict, "name": str, "namespace": str, "finalizers": list}
-
-
-def _known(text: str) -> dict[str, type]:
-    """Field -> type; a line for each type."""
-    lines = (line.split() for line in text.split(";"))
-    return {name: _TYPES[kind.strip(":")] for kind, *names in lines for name in names}
-
-
-_TYPES: dict[str, type] = {"lists": list, "mappings": dict, "strings": str, "booleans": bool, "integers": int}
-_POD = _known("""
-    lists: containers ephemeralContainers hostAliases imagePullSecrets initContainers readinessGates resourceClaims
-        schedulingGates tolerations topologySpreadConstraints volumes;
-    mappings: affinity dnsConfig nodeSelector os overhead resources securityContext workloadRef;
-    strings: dnsPolicy hostname hostnameOverride nodeName preemptionPolicy priorityClassName restartPolicy
-        runtimeClassName schedulerName serviceAccount serviceAccountName subdomain;
-    booleans: automountServiceAccountToken enableServiceLinks hostIPC hostNetwork hostPID hostUsers setHostnameAsFQDN
-        shareProcessNamespace;
-    integers: activeDeadlineSeconds priority terminationGracePeriodSeconds
-""")
-_CONTAINER = _known("""
-    lists: args command env envFrom ports resizePolicy restartPolicyRules volumeDevices volumeMounts;
-    mappings: lifecycle livenessProbe readinessProbe resources securityContext startupProbe;
-    strings: image imagePullPolicy name restartPolicy terminationMessagePath terminationMessagePolicy workingDir;
-    booleans: stdin stdinOnce tty
-""")
-_WORDS = {
-    dict: "a mapping",
-    list: "a list",
-    str: "a string",
-    bool: "true or false",
-    int: "a whole number",
-}
+_WORDS = {dict: "a mapping", list: "a list", str: "a string"}
 Path = tuple[str | int, ...]
 OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
 MAX_ANNOTATIONS_BYTES = 128 * 1024
@@ -61,7 +31,7 @@ def _fields(given: Any, known: dict[str, type], at: Path) -> Iterator[Finding]:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
             hint = f", did you mean {near[0]}?" if near else ""
             yield Finding((*at, key), f"is no field of a pod template{hint}", "a field of Kubernetes")
-        elif not isinstance(value, known[key]) or (known[key] is int and isinstance(value, bool)):
+        elif not isinstance(value, known[key]):
             yield Finding((*at, key), f"must be {_WORDS[known[key]]}", f"{_WORDS[known[key]]}, as in a pod")
 
 
@@ -69,16 +39,12 @@ def _template(role: str) -> Check:
     def check(pods: Any) -> Iterator[Finding]:
         template = getattr(pods, role)
         yield from _fields(template, {"metadata": dict, "spec": dict}, (role,))
-        for part, known in (("metadata", _METADATA), ("spec", _POD)):
-            if isinstance(template.get(part), dict):
-                yield from _fields(template[part], known, (role, part))
+        if isinstance(template.get("metadata"), dict):
+            yield from _fields(template["metadata"], _METADATA, (role, "metadata"))
+        if isinstance(template.get("spec"), dict):
+            yield from of_model("PodSpec", template["spec"], (role, "spec"), whole=False)
         yield from _own_metadata(template.get("metadata"), (role, "metadata"))
         yield from _parts(template, (role, "spec"), f"ray-{role}")
-        pod = template.get("spec")
-        for part in ("containers", "initContainers") if isinstance(pod, dict) else ():
-            containers = pod.get(part)
-            for i, container in enumerate(containers if isinstance(containers, list) else ()):
-                yield from _fields(container, _CONTAINER, (role, "spec", part, i))
 
     return check
 
@@ -92,6 +58,8 @@ def _own_metadata(metadata: Any, at: Path) -> Iterator[Finding]:
                 yield Finding((*at, part, key), "is no string", "a string, in quotation marks")
             elif value is not None and part == "labels":
                 yield from _labels((*at, part), {key: value})
+            elif value is not None:
+                yield from keys((*at, part), [key])
 
 
 def _parts(template: dict[str, Any], at: Path, ray: str) -> Iterator[Finding]:
@@ -100,10 +68,6 @@ def _parts(template: dict[str, Any], at: Path, ray: str) -> Iterator[Finding]:
     if pod is None or (isinstance(pod, dict) and pod.get("containers", []) is None):
         yield Finding((*at, "containers"), "takes Ray's container away", "leave it out")
         return
-    for part, items in pod.items() if isinstance(pod, dict) else ():
-        for i, item in enumerate(items if _POD.get(part) is list and isinstance(items, list) else ()):
-            if not isinstance(item, dict):
-                yield Finding((*at, part, i), "is no mapping", "a mapping, as in a pod")
     for part in ("containers", "initContainers", "volumes") if isinstance(pod, dict) else ():
         items = pod.get(part)
         for i, item in enumerate(items if isinstance(items, list) else ()):
