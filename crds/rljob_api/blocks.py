@@ -20,7 +20,7 @@ def path_text(path: Path) -> str:
     """Return `spec.data.sources[0].path`; keys that are no field names stand in brackets."""
     text = ""
     for part in path:
-        if isinstance(part, str) and re.fullmatch(r"[\w-]{1,60}", part):
+        if isinstance(part, str) and re.fullmatch("[A-Za-z0-9_-]{1,60}", part):
             text += f".{part}" if text else part
         else:
             shown = str(part)

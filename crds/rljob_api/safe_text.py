@@ -34,6 +34,14 @@ def visible_json(content: object) -> str:
     return text if visible(text) == text else "".join(json.dumps(c)[1:-1] if _obeyed(c) else c for c in text)
 
 
+def other_letters(value: object) -> str:
+    """Name the characters of a short text that are not ASCII, which may look like others: ` (holds U+0435 ...)`."""
+    if not isinstance(value, str) or value.isascii() or len(value) > 64:
+        return ""
+    named = dict.fromkeys(f"U+{ord(c):04X} {unicodedata.name(c, '')}".strip() for c in value if not c.isascii())
+    return f" (holds {', '.join(list(named)[:3])})"
+
+
 def _hidden(character: str) -> bool:
     return unicodedata.category(character) in _HIDDEN
 

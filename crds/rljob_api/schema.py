@@ -232,7 +232,7 @@ def rule_entry(rule: Rule) -> Node:
 
 
 def describe(node: Node, *, largest: bool = False) -> str:
-    """Return the type of a field and what it allows, in words; `largest`: with bounds that only the format has."""
+    """Return the type of a field and what it allows, in words; `largest`: with bounds that say little otherwise."""
     if "enum" in node:
         return "one of " + ", ".join(str(value) for value in node["enum"])
     kind = node.get("type", "any value")
@@ -258,6 +258,8 @@ def _bounds(node: Node, largest: bool) -> str:
         parts.append(f"like {node['pattern']}")
     elif node.get("minLength") == 1:
         parts.append("not empty")
+    if largest and "maxLength" in node:
+        parts.append(f"at most {node['maxLength']} characters")
     if node.get("format") == "date-time":
         parts.append("a time like 2026-01-31T12:00:00Z")
     return (", " + " and ".join(parts)) if parts else ""

@@ -19,6 +19,7 @@ from rljob_api.job import RLJob
 from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
 from rljob_api.rules import Finding, checks_on, rules_on
+from rljob_api.safe_text import other_letters
 from rljob_api.schema import Node, describe, structural_schema, subschema
 from rljob_api.yaml_text import BareKey, YamlError, bare_key, parse_yaml, read_text
 
@@ -104,6 +105,30 @@ def _not_finite(value: Any, bad: set[FieldPath], at: FieldPath = ()) -> Iterator
         yield from _not_finite(item, bad, (*at, key))
 
 
+def _vanishing(value: Any, schema: Node, at: FieldPath = ()) -> Iterator[Problem]:
+    """Numbers above 0 that are none where they are used: no clock has them, or fp32 rounds them to 0."""
+    if isinstance(value, float) and 0 < abs(value) < _LEAST_SECONDS:
+        node = subschema(schema, at) or {}
+        if node.get("type") == "number":
+            seconds = str(at[-1]).endswith("Seconds") or at[-2:-1] == ("phases",)
+            if seconds:
+                yield Problem(
+                    path_text(at), "is over before anything could happen", f"at least {_LEAST_SECONDS}", value
+                )
+            elif abs(value) < _LEAST_FP32:
+                yield Problem(path_text(at), "is 0 in the fp32 that it is computed with", "at least 1e-37", value)
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in parts:
+        yield from _vanishing(item, schema, (*at, key))
+
+
+_MOST_PROBLEMS = 100
+"""Most problems of fields and types that are explained: more are of a text that is no manifest."""
+_LEAST_SECONDS = 0.0001
+_LEAST_FP32 = 2.0**-126
+"""The smallest number of fp32 that has all of its digits."""
+
+
 def _check(document: dict[str, Any], source: str) -> RLJob:
     if bare := list(_bare_keys(document)):
         raise ManifestError(bare, source)
@@ -118,7 +143,8 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
         job = RLJob.model_validate_json(text, strict=True)
     except ValidationError as error:
         schema = structural_schema(RLJob)
-        for detail in error.errors(include_url=False):
+        details = error.errors(include_url=False)
+        for detail in details[:_MOST_PROBLEMS]:
             if detail["type"] == "default_factory_not_called":
                 # A default that follows from a field which is reported itself.
                 continue
@@ -130,9 +156,15 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
                     either[loc[:-1]] = detail
                 continue
             problems.append(_explain(detail, schema, document))
+        if len(details) > _MOST_PROBLEMS:
+            problems.append(
+                Problem("", f"{len(details) - _MOST_PROBLEMS} further problems of such kinds are not listed")
+            )
     problems += [_either(path, detail, document) for path, detail in either.items()]
+    known = {problem.path for problem in problems}
     if "NaN" in text or "Infinity" in text:
         problems += _not_finite(document, bad)
+    problems += [problem for problem in _vanishing(document, structural_schema(RLJob)) if problem.path not in known]
     problems += _broken_rules(document, bad)
     if problems or job is None:
         raise ManifestError(problems, source)
@@ -243,13 +275,13 @@ def _explain(detail: ErrorDetails, schema: Node, document: dict[str, Any]) -> Pr
         return _unknown(path, schema, value)
     node = subschema(schema, path)
     allowed = _allowed(node)
-    if kind.startswith("less_than") and node is not None:
+    if kind.startswith(("less_than", "string_too_long")) and node is not None:
         allowed = describe(node, largest=True)
     if kind in _WRONG:
-        return Problem(path_text(path), _WRONG[kind], allowed, value)
+        return Problem(path_text(path), _WRONG[kind] + other_letters(value), allowed, value)
     found = "null" if value is None else _KINDS.get(type(value), type(value).__name__)
     quote = ' (write it in quotes: "...")' if kind == "string_type" and isinstance(value, int | float) else ""
-    return Problem(path_text(path), f"is {found}{quote}", allowed or detail["msg"], value)
+    return Problem(path_text(path), f"is {found}{quote}{other_letters(value)}", allowed or detail["msg"], value)
 
 
 def _allowed(node: Node | None) -> str:
@@ -269,7 +301,8 @@ def _unknown(path: FieldPath, schema: Node, value: Any) -> Problem:
     # The very name one block further down is likelier than another name here.
     deeper = any(other[: len(path) - 1] == path[:-1] for other in elsewhere) and near[:1] != [wanted]
     if near and not deeper:
-        return Problem(path_text(path), f"unknown field, did you mean {plain[near[0]]}?", ", ".join(known), value)
+        wrong = f"unknown field{other_letters(name)}, did you mean {plain[near[0]]}?"
+        return Problem(path_text(path), wrong, ", ".join(known), value)
     hint = f", there is {' and '.join(map(path_text, elsewhere[:3]))}" if elsewhere else ""
     return Problem(path_text(path), f"unknown field{hint}", ", ".join(known), value)
 

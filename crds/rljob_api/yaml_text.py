@@ -202,7 +202,8 @@ def parse_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise YamlError(f"{where}{error.problem or error.context or 'not YAML'}") from None
+        problem = f"{where}{error.problem or error.context or 'not YAML'}"
+        raise YamlError(problem + _hint(text, mark.line if mark else 0)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"line {line}: holds the character U+{error.character:04X}: {error.reason}") from None
@@ -211,6 +212,26 @@ def parse_yaml(text: str) -> Any:
     if len(documents) > 1:
         raise YamlError(f"{len(documents)} documents; one is expected")
     return documents[0] if documents else None
+
+
+_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+_ODD_BLANK = re.compile("^[ \t]*([\u00a0\u2000-\u200f\u202f\u205f\u3000])", re.MULTILINE)
+
+
+def _hint(text: str, line: int) -> str:
+    """What broke a text that is no YAML, where its lines up to the one that is blamed show that."""
+    lines = text.split("\n")[: line + 1]
+    before = "\n".join(lines)
+    if (mark := _CONFLICT.search(text)) is not None:
+        return f"; line {text.count(chr(10), 0, mark.start()) + 1} is a mark of a merge that was not resolved"
+    if (blank := _ODD_BLANK.search(before)) is not None:
+        number = before.count("\n", 0, blank.start()) + 1
+        return f"; line {number} begins with the character U+{ord(blank[1]):04X}, which is no blank of YAML"
+    if "{{" in lines[-1]:
+        return "; '{{' is a template's, which was not filled in"
+    if lines[-1].startswith("\t") or "\t" in lines[-1][: len(lines[-1]) - len(lines[-1].lstrip())]:
+        return "; YAML is indented with blanks"
+    return ""
 
 
 def _parse_json(text: str) -> Any:

@@ -105,6 +105,10 @@ def test_message(changes: list[str], message: str) -> None:
             "allowed: ",
         ),
         (["metadata.label=a"], 'metadata.label: "a": unknown field, did you mean labels?'),
+        (
+            ["ste\u0440s=5"],
+            "spec[ste\u0440s]: 5: unknown field (holds U+0440 CYRILLIC SMALL LETTER ER), did you mean steps?",
+        ),
         (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, fsdp, lora, "),
     ],
 )
@@ -171,12 +175,37 @@ def test_the_error_names_the_file_and_counts(tmp_path: Path) -> None:
         ("# nothing\n", "is empty; allowed: "),
         ("", "is empty; allowed: "),
         ("a: !!python/object:os.system x\n", "line 1, column 4: "),
+        ("a: 1\nb:\n\tc: 2\n", "line 3, column 1: found character '\\t' that cannot start any token; YAML is in"),
+        (
+            "b:\n  a: 1\n\u00a0 c: 2\n  d: 3\n",
+            "line 4, column 4: mapping values are not allowed here; line 3 begins with ",
+        ),
+        ("a: {{ .Values.steps }}\n", "line 1, column 5: a key is not a scalar; '{{' is a template's"),
+        ("a:\n<<<<<<< HEAD\n  b: 1\n=======\n  b: 2\n>>>>>>> main\n", "line 3, column 4: could not find expected"),
     ],
 )
 def test_text_that_is_no_manifest(text: str, message: str) -> None:
     found = problems(text)
     assert len(found) == 1
     assert found[0].startswith(message)
+
+
+def test_a_mark_of_a_merge_is_named() -> None:
+    (found,) = problems("a:\n<<<<<<< HEAD\n  b: 1\n=======\n  b: 2\n>>>>>>> main\n")
+    assert found.endswith("; line 2 is a mark of a merge that was not resolved")
+
+
+def test_what_is_too_long_is_told_how_long_it_may_be() -> None:
+    (found,) = problems(manifest(f"image={'a' * 5000}"))
+    assert found.endswith("is too long; allowed: string, not empty and at most 4096 characters")
+
+
+def test_a_text_with_thousands_of_unknown_fields_is_told_so_at_once() -> None:
+    job = manifest()
+    job["spec"] |= {f"k{number}": 1 for number in range(3000)}
+    found = problems(job)
+    assert len(found) == 101
+    assert found[-1] == "2900 further problems of such kinds are not listed"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rljob_api.base import ApiModel
 from rljob_api.blocks import BlockField, fields_of
+from rljob_api.rules.addresses import ADDRESS_CHECKS
 from rljob_api.rules.backends import BACKENDS
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
@@ -17,7 +18,7 @@ from rljob_api.rules.critic import CRITIC
 from rljob_api.rules.data import MODEL_AND_DATA
 from rljob_api.rules.deadlines import DEADLINE_CHECKS
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
-from rljob_api.rules.distill import DISTILL
+from rljob_api.rules.distill import DISTILL, DISTILL_CHECKS
 from rljob_api.rules.episodes import EPISODE_CHECKS, EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.folders import FOLDER_CHECKS
@@ -94,7 +95,7 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
         for table in (
             *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
             *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS, DEADLINE_CHECKS, EPISODE_CHECKS, SILENT_CHECKS),
-            *(FOLDER_CHECKS, SHAPE_CHECKS, HANDOVER_CHECKS),
+            *(FOLDER_CHECKS, SHAPE_CHECKS, HANDOVER_CHECKS, DISTILL_CHECKS, ADDRESS_CHECKS),
         )
         for check in table.get(block, ())
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.rules.core import Rule
+from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import AlgorithmSpec, DistillSpec, Divergence, RLJobSpec
 
 _WITH_TEACHER = [name for name, facts in ALGORITHMS.items() if facts.needs_teacher]
@@ -95,3 +97,18 @@ DISTILL = (
     ),
     *(_of_all_tokens(field, *known) for field, known in _ALL_TOKENS.items()),
 )
+
+
+def _shaped(spec: Any) -> Iterator[Finding]:
+    """Rewards that are shaped, and not learned from."""
+    distill = spec.algorithm.distill
+    if distill is None or distill.reward_weight > 0:
+        return
+    shaping = spec.algorithm.rewards
+    for name in ("center", "scale", "clip"):
+        if getattr(shaping, name) is not None:
+            wrong = "has no effect: nothing is learned from rewards with distill.rewardWeight 0"
+            yield Finding(("algorithm", "rewards", name), wrong, "leave it out, or a rewardWeight above 0")
+
+
+DISTILL_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_shaped,)}

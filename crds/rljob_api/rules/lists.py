@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -60,13 +61,29 @@ def _actions(gymnasium: Any) -> Iterator[Finding]:
         seen.setdefault(name.lower(), name)
 
 
+def _adapted(lora: Any) -> Iterator[Finding]:
+    for index, name in enumerate(lora.targets or ()):
+        if name in _NOT_ADAPTED:
+            wrong = "is no module of the model's layers: the embedding and the head stay as they are"
+            yield Finding(("targets", index), wrong, "linear modules, such as q_proj")
+
+
+_NOT_ADAPTED = ("lm_head", "embed_tokens", "wte", "embed_out")
+
+
 def _skipped_once(data: Any) -> Iterator[Finding]:
     """Rows are the same whatever their numbers are written like; without a name they are of the only source."""
     several, seen = len(data.sources) > 1, dict[tuple[str, int], int]()
     names = [source.name for source in data.sources]
     for index, value in enumerate(data.skip):
         name, _, number = str(value).rpartition("/")
-        if not name and several:
+        if int(number) > INT64_MAX:
+            yield Finding(("skip", index), "is no number of a row", "one that 64 bits hold")
+        elif str(value).startswith("/"):
+            yield Finding(("skip", index), "has no name before the stroke", f"NAME/{number}, or the number alone")
+        elif name and not several and (own := _only_name(data)) not in (None, name):
+            yield Finding(("skip", index), "there is no source of this name", f"{own}/{number}, or the number alone")
+        elif not name and several:
             wrong = "does not say which of the sources the row is of"
             yield Finding(("skip", index), wrong, f"NAME/{number}, with the name of a source")
         elif several and None not in names and name not in names:
@@ -77,9 +94,16 @@ def _skipped_once(data: Any) -> Iterator[Finding]:
             seen[row] = index
 
 
+def _only_name(data: Any) -> str | None:
+    """The name of the only source; None where the data say it."""
+    source = data.sources[0] if data.sources else data
+    is_file = source.path is not None and PurePosixPath(source.path).suffix in (".jsonl", ".parquet")
+    return source.name or (PurePosixPath(source.path).stem if is_file else None)
+
+
 LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     RewardPart: (_once("rows"),),
-    LoraSpec: (_once("targets"),),
+    LoraSpec: (_once("targets"), _adapted),
     EvaluationSpec: (_once("pass_at"),),
     EvaluationSet: (_once("pass_at"),),
     ProfileSpec: (_once("ranks", "engines"),),
