@@ -203,6 +203,28 @@ def test_validate_reads_the_config_of_a_local_model(tmp_path: Path, capsys: pyte
     assert "spec.training.tensorParallel: does not divide the model's moe_intermediate_size (33)" in message
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"intermediate_size": 100},
+            "model.safetensors: tensor model.layers.0.mlp.down_proj.weight has shape (64, 128)",
+        ),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "take qwen3 as Qwen3ForCausalLM; allowed: Qwen3ForC"),
+        ({"architectures": "Qwen3ForCausalLM"}, 'architectures: "Qwen3ForCausalLM": is no list of names'),
+    ],
+)
+def test_validate_holds_a_local_model_against_its_config(
+    settings: dict[str, Any], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | settings))
+    document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    document["spec"] |= {"model": {"path": str(model)}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+    assert main(["validate", str(tmp_path / "job.yaml")]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_server_that_is_away_ends_a_run_for_good_only_before_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,8 @@ def write(folder: Path, **files: dict[str, Any]) -> None:
         {"tokenizer_config": {"chat_template": {"default": "{{ messages }}"}}},
         {"tokenizer": {"model": {"vocab": [["a", 0.0], ["<end>", 0.0]]}}, "config": {"text_config": {"vocab_size": 2}}},
         {"tokenizer": {}, "tokenizer_config": {"eos_token": "</s>"}},
+        {"tokenizer": {"model": {"vocab": WORDS | {"<image>": 4}, "dropout": None}},
+         "config": {"vision_config": {}, "text_config": {"vocab_size": 4}}},
     ],
 )  # fmt: skip
 def test_files_of_one_model(files: dict[str, Any], tmp_path: Path) -> None:
@@ -47,6 +49,15 @@ def test_files_of_one_model(files: dict[str, Any], tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": 4}}, r"generation_config\.json: eos_token_id 4 .* allowed: below 4"),
         ({"generation_config": {"eos_token_id": [2, 10**9]}}, r"generation_config\.json: eos_token_id 1000000000 "),
         ({"config": {"vocab_size": 3}}, "the tokenizer has 4 tokens, the model's embedding 3 "),
+        ({"tokenizer": {"model": {"vocab": WORDS | {"far": 9}}}}, r"token 'far' has the number 9, .* embedding 4 rows"),
+        (
+            {"tokenizer": {"model": {"vocab": WORDS}, "added_tokens": [{"id": 4, "content": "<x>"}]}},
+            "'<x>' has the num",
+        ),
+        (
+            {"tokenizer": {"model": {"vocab": WORDS, "dropout": 0.1}}},
+            r"tokenizer\.json: model\.dropout 0\.1 makes other",
+        ),
         ({"tokenizer_config": {"eos_token": "<nope>"}}, r"tokenizer_config\.json: eos_token '<nope>' is no token of"),
         ({"tokenizer_config": {"model_max_length": "512"}}, r"tokenizer_config\.json: model_max_length is '512'"),
         ({"tokenizer_config": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template holds no text"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rljob_api.blocks import path_text
@@ -100,10 +100,25 @@ def config_problems(config: dict[str, object], backend: TrainingBackend) -> list
     """Problems that keep RLJob from building a model, by the names in config.json."""
     if backend is TrainingBackend.MEGATRON and config.get("model_type") not in CHECKPOINT_TYPES:
         return [Problem("model_type", "is not built", ", ".join(CHECKPOINT_TYPES), config.get("model_type"))]
-    return [
+    return [*_architectures(config, backend)] + [
         Problem(".".join(map(str, finding.path)), finding.wrong, finding.allowed, _value_at(config, finding.path))
         for finding in value_findings(config, backend)
     ]
+
+
+_BUILT_AS = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+
+
+def _architectures(config: dict[str, object], backend: TrainingBackend) -> Iterator[Problem]:
+    """Engines build the class that a config names; backend FSDP holds it against transformers' own."""
+    given, built = config.get("architectures"), _BUILT_AS.get(str(config.get("model_type")))
+    if given is None:
+        return
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        yield Problem("architectures", "is no list of names", f'["{built or "Qwen3ForCausalLM"}"]', given)
+    elif backend is TrainingBackend.MEGATRON and built is not None and given and built not in given:
+        wrong = f"engines would build another model than trainers, who take {config['model_type']} as {built}"
+        yield Problem("architectures", wrong, built, given)
 
 
 def _value_at(config: dict[str, object], path: tuple[object, ...]) -> object:

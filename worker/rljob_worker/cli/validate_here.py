@@ -44,6 +44,7 @@ def look(job: RLJob, manifest: str) -> list[str]:
     environments = TriedEnvironments(job.spec)
     shown = _first_prompts(job.spec, environments)
     shown += environments.first_prompts() if _has_tokenizer(job.spec) else []
+    _check_weights(job.spec)
     return [*map(visible_line, [*told, *environments.lines(), *_of_sandbox(job.spec)]), *map(visible, shown)]
 
 
@@ -92,6 +93,19 @@ def _by_value(scored: list[ScoredRows], *, complete: bool) -> list[str]:
     routed = [one.routed for one in scored if one.routed is not None]
     unused = unused_parts(routed) if complete else []
     return [line for one in routed for line in one.lines()] + [f"warning: {said}" for said in unused]
+
+
+def _check_weights(spec: RLJobSpec) -> None:
+    """Hold the tensors of a model folder on this machine against its config, as the start of a run does."""
+    if _elsewhere(spec.model.path):
+        return
+    # torch, whose import takes seconds.
+    from rljob_worker.models.hf_check import check_hf_weights
+    from rljob_worker.models.trained import trained_model
+
+    assert spec.model.path is not None
+    folder = home_expanded(spec.model.path)
+    check_hf_weights(folder, trained_model(spec.training.backend, folder))
 
 
 def _has_tokenizer(spec: RLJobSpec) -> bool:

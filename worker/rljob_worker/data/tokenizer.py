@@ -87,12 +87,17 @@ def prepare_tokenizer(spec: RLJobSpec, out: Path, spoken: Iterable[str] = ()) ->
         _copy_files(_locate(spec), out, spec.model.path)
     else:
         raise UserError("spec.model: has neither path nor random: exactly one is needed")
-    load_tokenizer(out)
+    load_tokenizer(out, spec.model.path)
     return out
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a local folder; UserError when there is none, or it has no end token."""
+def load_tokenizer(folder: Path, called: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer in a local folder; UserError when there is none, or it has no end token.
+
+    Args:
+        folder: with its files.
+        called: where they were copied from, for messages.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -100,10 +105,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as error:
         _refuse_own_code(folder, error)
         raise UserError(
-            f"spec.model: the tokenizer in {folder} does not load: {type(error).__name__}: {error}"
+            f"spec.model: the tokenizer in {called or folder} does not load: {type(error).__name__}: {error}"
         ) from error
     if tokenizer.eos_token_id is None:
-        raise UserError(f"spec.model: the tokenizer in {folder} has no end token (eos_token)")
+        raise UserError(
+            f"spec.model: the tokenizer in {called or folder} has no end token; tokenizer_config.json names one as "
+            "eos_token"
+        )
     return tokenizer
 
 

@@ -38,6 +38,19 @@ def check_tokens(files: Files, folder: Path) -> None:
             f"spec.model.path: the tokenizer has {len(known)} tokens, the model's embedding {vocabulary} (vocab_size "
             "of its config.json): they are not of one model"
         )
+    highest = max(_numbers(files), default=(0, ""))
+    # Some models of pictures have embeddings for those behind the language's.
+    if vocabulary is not None and highest[0] >= vocabulary and "vision_config" not in files.get("config.json", {}):
+        raise UserError(
+            f"{folder / 'tokenizer.json'}: token {highest[1][:40]!r} has the number {highest[0]}, and the model's "
+            f"embedding {vocabulary} rows (vocab_size of its config.json): they are not of one model"
+        )
+    model = files.get("tokenizer.json", {}).get("model")
+    if isinstance(model, dict) and model.get("dropout"):
+        raise UserError(
+            f"{folder / 'tokenizer.json'}: model.dropout {model['dropout']} makes other tokens of the same text each "
+            "time; set it to null"
+        )
     end = files.get("tokenizer_config.json", {}).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     if isinstance(end, str) and end not in known:
@@ -51,6 +64,19 @@ def _embedding(config: Mapping[str, Any]) -> int | None:
     language = config.get("text_config")
     size = (language if isinstance(language, dict) else config).get("vocab_size")
     return size if type(size) is int and size > 0 else None
+
+
+def _numbers(files: Files) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the tokens of `tokenizer.json`; a list's are their places, of which there are not more."""
+    tokenizer = files.get("tokenizer.json", {})
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    for text, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
+        if type(number) is int:
+            yield number, text
+    for token in _list(tokenizer.get("added_tokens")):
+        if isinstance(token, dict) and type(token.get("id")) is int:
+            yield token["id"], str(token.get("content"))
 
 
 def _known(files: Files) -> Iterator[str]:
