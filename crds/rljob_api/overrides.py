@@ -9,10 +9,12 @@ from typing import Any
 from rljob_api.blocks import path_text
 from rljob_api.how_many import how_many
 from rljob_api.problems import ManifestError, Problem
-from rljob_api.yaml_text import YamlError, parse_yaml
+from rljob_api.yaml_text import MAX_DEPTH, YamlError, parse_yaml
 
 _PART = re.compile(r"\.?([A-Za-z_][\w-]*)|\[([^\[\]]+)\]")
 _FORM = "PATH=VALUE, like spec.training.tensorParallel=2, spec.data.sources[0].weight=0.5, spec.rollout.stop=[a, b]"
+
+_MOST_SHOWN = 300
 
 
 def apply_overrides(document: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -31,7 +33,8 @@ def apply_overrides(document: dict[str, Any], overrides: list[str]) -> dict[str,
             path, value = _parse(override)
             _put(changed, path, value)
         except ValueError as error:
-            problems.append(Problem(f"--set {override}", str(error), _FORM))
+            shown = override if len(override) <= _MOST_SHOWN else f"{override[: _MOST_SHOWN - 3]}..."
+            problems.append(Problem(f"--set {shown}", str(error), _FORM))
     if problems:
         raise ManifestError(problems, "overrides")
     return changed
@@ -55,6 +58,8 @@ def _parse(override: str) -> tuple[list[str | int], Any]:
             raise ValueError(f"the path is malformed at {path[position:]!r}")
     if not parts:
         raise ValueError("has no path")
+    if len(parts) > MAX_DEPTH:
+        raise ValueError(f"the path has {len(parts)} parts; no field lies deeper than {MAX_DEPTH}")
     try:
         return parts, parse_yaml(text)
     except YamlError as error:

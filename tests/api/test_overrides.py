@@ -50,6 +50,7 @@ def test_later_overrides_win_and_the_document_is_not_touched() -> None:
         ("spec.steps", "has no '='"),
         ("=3", "has no path"),
         ("spec..steps=3", "malformed at '..steps'"),
+        (f"spec{'.a' * 100}=3", "the path has 101 parts; no field lies deeper than 64"),
         (".spec=3", "malformed at '.spec'"),
         ("spec.data.sources[0=3", "malformed at '[0'"),
         ("spec.data.sources[0]path=3", "malformed at 'path'"),

@@ -91,8 +91,11 @@ def _container(at: Path, container: dict[str, Any], *, whole: bool) -> Iterator[
 
 def _amounts(at: Path, resources: Any) -> Iterator[Finding]:
     """Requests above their limits."""
-    limits, requests = (resources.get(part) if isinstance(resources, dict) else None for part in ("limits", "requests"))
-    for name, asked in requests.items() if isinstance(requests, dict) and isinstance(limits, dict) else ():
+    given = resources if isinstance(resources, dict) else {}
+    limits, requests = given.get("limits"), given.get("requests")
+    if not isinstance(limits, dict) or not isinstance(requests, dict):
+        return
+    for name, asked in requests.items():
         most = limits.get(name)
         if is_amount(asked) and is_amount(most) and to_decimal(str(asked)) > to_decimal(str(most)):
             yield Finding((*at, "resources", "requests", name), "is more than its limit", f"at most {most}")
@@ -203,7 +206,7 @@ def _terms(at: Path, term: Any) -> Iterator[Finding]:
                 yield Finding((*here, "values"), f"is needed by {operator}", "a list of strings")
             elif operator in ("Exists", "DoesNotExist") and values:
                 yield Finding((*here, "values"), f"has no effect with {operator}", "leave it out")
-            elif operator in ("Gt", "Lt") and not (len(values) == 1 and re.fullmatch("-?[0-9]+", str(values[0]))):
+            elif operator in ("Gt", "Lt") and re.fullmatch("-?[0-9]+", " ".join(map(str, values or ()))) is None:
                 yield Finding(
                     (*here, "values"), f"is no number, as {operator} compares", "one whole number, as a string"
                 )

@@ -12,7 +12,7 @@ from rljob_api.rules.pod_fields import of_model
 from rljob_api.spec import PodsSpec
 
 _METADATA: dict[str, type] = {"annotations": dict, "labels": dict, "name": str, "namespace": str, "finalizers": list}
-_WORDS = {dict: "a mapping", list: "a list", str: "a string"}
+_WORDS: dict[type, str] = {dict: "a mapping", list: "a list", str: "a string"}
 Path = tuple[str | int, ...]
 OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
 MAX_ANNOTATIONS_BYTES = 128 * 1024

@@ -28,6 +28,7 @@ from rljob_api.spec import (
     SyntheticData,
     TisSpec,
     TrackerSpec,
+    TuningSpec,
     VerdictSpec,
     WeightSyncSpec,
 )
@@ -236,6 +237,15 @@ SILENT_CHECKS: dict[type, tuple[Check, ...]] = {
             "without a probe",
             "a probeEverySteps above 0",
             "probe_tolerance",
+        ),
+    ),
+    TuningSpec: (
+        _unless(
+            TuningSpec,
+            lambda t: t.compile_cache,
+            "without a cache of operators",
+            "compileCache: true",
+            *("compile_cache_path", "compile_cache_mib"),
         ),
     ),
     TrackerSpec: (
