@@ -219,7 +219,7 @@ _ODD_BLANK = re.compile("^[ \t]*([\u00a0\u2000-\u200f\u202f\u205f\u3000])", re.M
 
 
 def _hint(text: str, line: int) -> str:
-    """What broke a text that is no YAML, where its lines up to the one that is blamed show that."""
+    """The cause of a text that is no YAML, where its lines up to the one that is blamed show that."""
     lines = text.split("\n")[: line + 1]
     before = "\n".join(lines)
     if (mark := _CONFLICT.search(text)) is not None:

@@ -1,4 +1,4 @@
-"""Write what validation knows of pods, `crds/rljob_api/pod_fields.json`, from the client's models of Kubernetes' API.
+"""Write the fields of pods for validation, `crds/rljob_api/pod_fields.json`, from the client's models.
 
     python tests/support/pod_fields.py [--check]
 
