@@ -43,7 +43,7 @@ def check_tokens(files: Files, folder: Path) -> None:
     if vocabulary is not None and highest[0] >= vocabulary and "vision_config" not in files.get("config.json", {}):
         raise UserError(
             f"{folder / 'tokenizer.json'}: token {highest[1][:40]!r} has the number {highest[0]}, and the model's "
-            f"embedding {vocabulary} rows (vocab_size of its config.json): they are not of one model"
+            f"embedding no such row (vocab_size of its config.json is {vocabulary}): they are not of one model"
         )
     model = files.get("tokenizer.json", {}).get("model")
     if isinstance(model, dict) and model.get("dropout"):
