@@ -16,6 +16,7 @@ import pytest
 from record_cases import run_folder, write_run, write_samples
 from support.browser import show
 
+from rljob_worker.cli import view
 from rljob_worker.errors import UserError
 from rljob_worker.report.live import LiveReport
 
@@ -102,6 +103,28 @@ def test_what_cannot_be_shown_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 2)
     with pytest.raises(UserError, match="--port 70000: cannot listen there"):
         LiveReport(tmp_path / "run", port=70000)
+
+
+def test_the_first_step_of_a_job_that_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run")
+    view.await_first_step(run)
+    assert capsys.readouterr().err == "", "no driver runs there"
+    asked: list[Path] = []
+
+    def answer(folder: Path, path: str, method: str) -> None:
+        asked.append(folder)
+        if len(asked) == 3:
+            write_run(run, 1)
+
+    monkeypatch.setattr(view, "ask_driver", answer)
+    monkeypatch.setattr(view, "_PAUSE_SECONDS", 0.0)
+    view.await_first_step(run)
+    assert asked == [run] * 3
+    assert capsys.readouterr().err == f"rljob: waiting for the first step of {run}\n"
+    view.await_first_step(run)
+    assert len(asked) == 3, "a step is there"
 
 
 def test_the_trace_of_the_run_so_far_is_served_to_whoever_has_the_address(report: LiveReport, tmp_path: Path) -> None:

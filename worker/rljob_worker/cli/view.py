@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from pathlib import Path
 
+from rljob_api.wire.names import STATUS_PATH
 from rljob_worker.cli.manifest import folder_name
+from rljob_worker.cli.running_driver import ask_driver
+from rljob_worker.errors import JobError, UserError
+
+_PAUSE_SECONDS = 1.0
 
 _DESCRIPTION = """Serve a run's report while the run goes on: the page follows it, and has the samples of every step.
 It is served to this machine alone (127.0.0.1), to whoever has the address that is printed: its token is
-made anew each time. Ctrl-C ends it."""
+made anew each time. Of a job that is still starting, its first step is waited for. Ctrl-C ends it."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,6 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     # Only now what takes seconds to import.
     from rljob_worker.report.live import LiveReport
 
+    try:
+        await_first_step(arguments.folder)
+    except KeyboardInterrupt:
+        return 0
     report = LiveReport(arguments.folder, arguments.beside, arguments.port)
     print(f"view    {report.address}\n        Ctrl-C ends it", flush=True)
     try:
@@ -44,3 +56,20 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print()
     return 0
+
+
+def await_first_step(folder: Path) -> None:
+    """Wait for a step record while a driver works toward one; it has deadlines of its own, and goes away past them."""
+    from rljob_worker.records.steps import read_steps
+
+    told = False
+    while not any(record.is_step for record in read_steps(folder)):
+        try:
+            ask_driver(folder, STATUS_PATH, "GET")
+        except (UserError, JobError):
+            # No driver: the report says that there is no step.
+            return
+        if not told:
+            print(f"rljob: waiting for the first step of {folder}", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(_PAUSE_SECONDS)
