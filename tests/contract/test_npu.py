@@ -17,6 +17,7 @@ import pytest
 from cann.build import Cann
 from contracts import Kind, Source
 from register import CONTRACTS
+from support.samples import drawn
 from support.warm.client import WarmProcess
 from support.warm.protocol import NPU
 
@@ -64,6 +65,12 @@ REFUSALS = {
     "inert": ({"SAVER_INERT": "1"}, "sleep and wake: found 0 bytes given back"),
 }
 """One of each kind: all faults of the environment are distinguished in tests/worker/memory/test_torch_saver.py."""
+TOUCHED = drawn("what sleeps is touched", ["touch", "cached"])
+REFUSED = drawn("memory savers that are refused", list(REFUSALS))
+ENDS = {"short": "alive", "threads": "apart"}
+ENDED_WELL = drawn("short memory, threads", list(ENDS))
+# It fills the device's memory twice, and a small one is full sooner.
+ALIVE = {"short": {"NPU_HBM_BYTES": str(512 * 2**20)}}
 UUID = "d0000000-0000-0000-0000-000000000006"
 """UUID of device 5."""
 
@@ -76,10 +83,8 @@ def outcomes(cann: Cann) -> Iterator[dict[str, Future[Done]]]:
         library = cann.environment("preload")["LD_PRELOAD"]
         runs = {"cycle preload": pool.submit(run, cann, "cycle", "preload", CALLED="1", LD_PRELOAD=library)}
         runs |= {"cycle torch": pool.submit(run, cann, "cycle", "torch", NPU_WITHOUT_UUID="1", CALLED="1")}
-        runs |= {name: pool.submit(run, cann, name) for name in ("touch", "cached", "twice", "threads")}
-        # It fills the device's memory twice, and a small one is full sooner.
-        runs["short"] = pool.submit(run, cann, "short", NPU_HBM_BYTES=str(512 * 2**20))
-        runs |= {case: pool.submit(run, cann, "check", **changed) for case, (changed, _) in REFUSALS.items()}
+        runs |= {name: pool.submit(run, cann, name, **ALIVE.get(name, {})) for name in (*TOUCHED, "twice", *ENDED_WELL)}
+        runs |= {case: pool.submit(run, cann, "check", **REFUSALS[case][0]) for case in REFUSED}
         yield runs
 
 
@@ -103,18 +108,16 @@ def test_what_the_register_calls_executed_is_called(outcomes: dict[str, Future[D
     assert "LD_PRELOAD detected, FunctionLoader prefers RTLD_DEFAULT" in cycles[0]
 
 
-@pytest.mark.parametrize("name", ["touch", "cached"])
+@pytest.mark.parametrize("name", TOUCHED)
 def test_touching_what_sleeps_ends_the_process(outcomes: dict[str, Future[Done]], name: str) -> None:
     done = outcomes[name].result()
     assert (done.returncode, said(done)[:1]) == (-signal.SIGSEGV, ["paused"]), done.stderr
 
 
-@pytest.mark.parametrize(("name", "word"), [("short", "alive"), ("threads", "apart")])
-def test_memory_is_refused_by_torch_and_pools_are_of_one_thread(
-    outcomes: dict[str, Future[Done]], name: str, word: str
-) -> None:
+@pytest.mark.parametrize("name", ENDED_WELL)
+def test_memory_is_refused_by_torch_and_pools_are_of_one_thread(outcomes: dict[str, Future[Done]], name: str) -> None:
     done = outcomes[name].result()
-    assert (done.returncode, said(done)) == (0, [word]), done.stderr
+    assert (done.returncode, said(done)) == (0, [ENDS[name]]), done.stderr
 
 
 def test_the_library_ends_the_process_when_paused_twice(outcomes: dict[str, Future[Done]]) -> None:
@@ -124,7 +127,7 @@ def test_the_library_ends_the_process_when_paused_twice(outcomes: dict[str, Futu
     assert "aclrtUnmapMem failed" in done.stderr
 
 
-@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("case", REFUSED)
 def test_a_memory_saver_that_would_not_work_is_refused_before_anything_is_built(
     outcomes: dict[str, Future[Done]], case: str
 ) -> None:
@@ -169,11 +172,11 @@ def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(cann: 
         assert int(said(sent.result())[1]) > 3, "several buckets, so both slots are used again"
 
 
-@pytest.mark.parametrize(("mode", "hooked"), [("preload", True), ("torch", False)])
-def test_the_doctor_sees_whether_a_process_is_hooked(cann: Cann, mode: str, hooked: bool) -> None:
+@pytest.mark.parametrize("mode", drawn("modes of a process", ["preload", "torch"]))
+def test_the_doctor_sees_whether_a_process_is_hooked(cann: Cann, mode: str) -> None:
     """The checks on devices are in test_npu_doctor.py."""
     command = [sys.executable, "-m", "rljob_worker.doctor.process"]
     env = environment(cann, mode)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["hooked"] is hooked
+    assert json.loads(done.stdout.splitlines()[-1])["hooked"] is (mode == "preload")

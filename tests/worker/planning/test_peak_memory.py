@@ -10,6 +10,7 @@ import torch
 from peak_memory import LENGTHS, PROMPT, SPEC
 from safetensors.torch import save_file
 from support.ports import free_port
+from support.samples import drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import answer_in, run_script
 
@@ -27,8 +28,8 @@ MIB = 2**20
 CONFIG = {"model_type": "qwen3", "vocab_size": 16384, "hidden_size": 256, "intermediate_size": 640}
 CONFIG |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 CONFIG |= {"max_position_embeddings": 1024, "tie_word_embeddings": False}
-KEPT_AND_BLOCK = [(512 * MIB, 64 * MIB), (24 * MIB, 8 * MIB)]
-"""In the first case all logits are kept, in the second one a fifth of them."""
+KEPT_AND_BLOCK = {"all logits": (512 * MIB, 64 * MIB), "a fifth of them": (24 * MIB, 8 * MIB)}
+"""Bytes that are kept, and of a block."""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("kept", "block"), KEPT_AND_BLOCK)
-def test_a_step_takes_what_is_planned(kept: int, block: int, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept_logits", drawn("logits", list(KEPT_AND_BLOCK)))
+def test_a_step_takes_what_is_planned(kept_logits: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, block = KEPT_AND_BLOCK[kept_logits]
     script = Path(__file__).with_name("peak_memory.py")
     (output,) = run_script(TRAINER, script, [model, free_port(), kept, block])
     measured = answer_in(output)

@@ -2,12 +2,11 @@
 
 On real Megatron: GSPO with KL, whose loss is of whole responses, which may lie on several ranks.
 
-`make test` draws two cells of the grid, `make test-faults` runs all of them.
+`make test` draws a cell of the grid, `make test-faults` runs all of them.
 """
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from cases import SAMPLES
 from context_ranks import CELLS
-from support.samples import ALL, SEED
+from support.samples import ALL, drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
 from test_trainer import write_model
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL = [cell for cell, (ranks, _, _) in CELLS.items() if ranks <= 4]
-DRAWN = list(CELLS) if ALL else random.Random(f"{SEED} context").sample(SMALL, 2)
+DRAWN = list(CELLS) if ALL else drawn("context", SMALL)
 SCRIPT = Path(__file__).with_name("context_ranks.py")
 
 

@@ -3,24 +3,23 @@ layer is computed at once or in blocks.
 
 On real Megatron: GSPO with KL, whose loss is of whole responses.
 
-`make test` draws two cells of the grid, `make test-faults` runs all of them.
+`make test` draws a cell of the grid, `make test-faults` runs all of them.
 """
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from packing_ranks import CELLS
-from support.samples import ALL, SEED
+from support.samples import drawn
 from test_trainer import launch, write_model
 
 pytestmark = pytest.mark.slow
 
-DRAWN = list(CELLS) if ALL else random.Random(f"{SEED} packing").sample(list(CELLS), 2)
+DRAWN = drawn("packing", list(CELLS))
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""Changes of upstream's modules: `python changes.py`, in a fresh process.
+"""Changes of upstream's modules: `python changes.py KIND...`, in a fresh process.
 
-Prints, as JSON, the full names of attributes of modules, classes and objects that were replaced, added or removed: by
-importing every module of the worker, then by each patch in a fork of its own; and the answers of `patched_processes`,
-each from a fork in which all patches of such a process are installed.
+Prints, as JSON, the full names of attributes of modules, classes and objects that were replaced, added or removed: for
+`import`, by importing every module of the worker; for `patches`, by each patch in a fork of its own. Then the answers
+of `patched_processes`, each from a fork in which all patches of such a process are installed.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def _import_prefix(target: str) -> None:
 
 
 def main() -> None:
-    found = {"import": by_import(), "patches": by_patches()}
+    kinds: dict[str, Callable[[], Any]] = {"import": by_import, "patches": by_patches}
+    found = {name: kinds[name]() for name in sys.argv[1:]}
     found |= {role.__name__: _forked(role) for role in (patched_processes.trainer, patched_processes.engine_worker)}
     print(json.dumps(found), flush=True)
 
