@@ -53,7 +53,8 @@ long fault_disarm(void) {
 
 long fault_fired(void) { return fault.fired; }
 
-__attribute__((constructor)) static void from_environment(void) {
+/* A fork that was given the variable after the library was loaded calls it itself. */
+__attribute__((constructor)) void fault_from_environment(void) {
     const char *given = getenv("RLJOB_FAULT");
     if (given == NULL) return;
     char *text = strdup(given), *rest = text, *part[8];

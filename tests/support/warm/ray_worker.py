@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import ENGINE, TRAINER, VARIABLE, Request, send, with_variables
+from protocol import ENGINE, FAULT, PRELOADED, TRAINER, VARIABLE, Request, send, with_variables
 
 CONTEXT = "--serialized-runtime-env-context="
 OF_ENGINES, OF_BOTH = "VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"
@@ -32,7 +32,11 @@ def main(arguments: list[str]) -> int:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(server)
     rest = [a for a in arguments[script:] if not a.startswith((CONTEXT, "--language="))]
-    request = Request(role, rest, with_variables(os.environ, variables), os.getcwd())
+    environment = with_variables(os.environ, variables)
+    if role == ENGINE and FAULT in environment:
+        # It writes nothing that a run keeps: any fork will do.
+        environment.pop(PRELOADED, None)
+    request = Request(role, rest, environment, os.getcwd())
     send(connection, request, (0, 1, 2))
     said = connection.makefile().read().split()
     return int(said[1]) & 0xFF if len(said) == 2 else 1

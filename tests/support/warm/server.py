@@ -28,7 +28,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import census
-from protocol import CENSUS, DRIVER, ENGINE, KEY, NICENESS, NPU, OPERATOR, PLAIN, TRAINER, Request, receive, send
+from protocol import (
+    CENSUS,
+    DRIVER,
+    ENGINE,
+    FAULT,
+    KEY,
+    NICENESS,
+    NPU,
+    OPERATOR,
+    PLAIN,
+    PRELOADED,
+    TRAINER,
+    Request,
+    receive,
+    send,
+)
 from ray_nodes import workers_are_forked
 from spawned import spawned_are_forked
 
@@ -274,6 +289,8 @@ def _become(request: Request, files: list[int]) -> object:
         workers_are_forked()
     if request.role == ENGINE:
         spawned_are_forked()
+    if {FAULT, PRELOADED} <= os.environ.keys():
+        ctypes.CDLL(None).fault_from_environment()
     if folder := os.environ.get(CENSUS):
         census.watch(request.role, Path(folder))
     if script == "-c":

@@ -17,7 +17,7 @@ APART = 4
 """Steps between two faults: a checkpoint is due at each second one, so that every start saves one of its own."""
 A_RUN = 2
 """Faults of a row that `make test` draws: a SIGKILL, and a SIGSTOP or SIGTERM. With the library by which writes fail
-nothing is forked: `make test` has a full disk in test_damaged_checkpoint.py alone."""
+all is imported once more: `make test` has a full disk in test_damaged_checkpoint.py alone."""
 DEADLINE = 8
 """Seconds for a phase, and for a reward to score one sample, where a process is stopped."""
 REWARD = """\

@@ -92,7 +92,7 @@ def start_faulty(
 
 
 def _start(arguments: list[str], environment: dict[str, str], cold: bool) -> Started:
-    if not cold and "LD_PRELOAD" not in environment:
+    if not cold:
         return WarmProcess(DRIVER, arguments, {**os.environ, **environment})
     return subprocess.Popen(
         [sys.executable, *arguments],
