@@ -12,26 +12,55 @@ from pathlib import Path
 from typing import Any
 
 from support.warm.client import WarmProcess
+from support.warm.protocol import ENGINE, TRAINER
 
-VARIABLES = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""The same for all scripts, so that all scripts of a role are forked from one process."""
+from rljob_api import RLJobSpec
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
+from rljob_worker.engine.environment import engine_environment
+from rljob_worker.trainer.environment import trainer_environment
+
 OUTPUT_SHOWN = 3000
+_JOB = {
+    "steps": 1,
+    "model": {"path": "x"},
+    "data": {"synthetic": {}},
+    "reward": {"name": "match"},
+    "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxResponseTokens": 8},
+    "training": {"precision": "fp32"},
+    "resources": {"profile": "cpu", "threadsPerDevice": 1},
+}
 
 
-def run_script(role: str, script: Path, *processes: Sequence[object], seconds: float = 400) -> list[str]:
+def variables_of(role: str, spec: RLJobSpec | None = None) -> dict[str, str]:
+    """Environment of a script that is to be forked from what trainers or engines of jobs are forked from.
+
+    Args:
+        role: TRAINER or ENGINE; any other has the variables of the tests alone.
+        spec: the job of which the script has a process; None: one of `jobs.manifest`.
+    """
+    spec = spec or RLJobSpec.model_validate(_JOB)
+    own = {TRAINER: trainer_environment, ENGINE: engine_environment}
+    # `rljob run` sets it for all that it starts.
+    of_role = own[role](spec) | {BACKEND_AUTOLOAD_VARIABLE: "0"} if role in own else {}
+    return {**os.environ, **of_role, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def run_script(
+    role: str, script: Path, *processes: Sequence[object], spec: RLJobSpec | None = None, seconds: float = 400
+) -> list[str]:
     """Run a script in processes that work side by side, and return the output of each.
 
     Args:
         role: a role of `support.warm.protocol`, whose modules the processes have imported.
         script: the main module.
         processes: arguments of each process.
+        spec: the job of which they are processes; None: one of `jobs.manifest`.
         seconds: until the last one has to end.
 
     Raises:
         AssertionError: a process did not end with exit code 0; the message has the end of each output.
     """
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, **VARIABLES, "PYTHONPATH": path}
+    environment = variables_of(role, spec)
     started = [WarmProcess(role, [str(script), *map(str, arguments)], environment) for arguments in processes]
     outputs = [_output(process, seconds) for process in started]
     codes = [process.returncode for process in started]

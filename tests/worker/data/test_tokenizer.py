@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.warm.protocol import ENGINE
+from support.warm.scripts import answer_in, run_text
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.data.tokenizer import decode_responses, load_tokenizer, prepare_tokenizer
@@ -167,8 +169,9 @@ def test_responses_lose_what_ended_them_and_nothing_else(make_spec: MakeSpec, tm
 
 @pytest.mark.slow
 def test_vllm_loads_it(make_spec: MakeSpec, tmp_path: Path) -> None:
-    from vllm.tokenizers import get_tokenizer
-
+    script = (
+        "import json, sys; from vllm.tokenizers import get_tokenizer; "
+        "print(json.dumps(get_tokenizer(sys.argv[1]).encode('a b')))"
+    )
     folder = prepare_tokenizer(make_spec(SYNTHETIC), tmp_path / "t")
-    tokenizer = get_tokenizer(str(folder))
-    assert tokenizer.encode("a b") == load_tokenizer(folder)("a b")["input_ids"]
+    assert answer_in(run_text(ENGINE, script, tmp_path, folder)) == load_tokenizer(folder)("a b")["input_ids"]

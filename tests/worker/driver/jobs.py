@@ -49,8 +49,6 @@ def manifest(folder: Path, **spec: Any) -> Path:
     document["metadata"]["name"] = "test-job"
     config = document["spec"]["model"]["random"]["config"]
     config.update(hidden_size=64, intermediate_size=128, head_dim=32, max_position_embeddings=64)
-    # What trainers and engines are forked from is then the same for all jobs, and no thread waits for one that waits.
-    document["spec"]["resources"]["threadsPerDevice"] = 1
     document["spec"].update(
         {
             "steps": 6,
@@ -63,6 +61,8 @@ def manifest(folder: Path, **spec: Any) -> Path:
     )
     document["spec"].update(spec)
     document["spec"]["rollout"] = {"kvCacheBytes": KV_CACHE_BYTES} | document["spec"]["rollout"]
+    # What trainers and engines are forked from is then the same for all jobs, and no thread waits for one that waits.
+    document["spec"]["resources"] = {"threadsPerDevice": 1} | document["spec"]["resources"]
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     return path

@@ -26,6 +26,7 @@ from support.ports import free_port
 from support.warm import ray_nodes
 from support.warm.client import variables
 
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_worker.host.files import log_tail
 
 ENTRYPOINT = "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
@@ -97,6 +98,8 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             # Else Ray asks for the token that a script of this user may have left in its home folder.
             "RAY_AUTH_MODE": "disabled",
+            # As `rljob run` has it on a machine: what trainers and engines are forked from is then the same.
+            BACKEND_AUTOLOAD_VARIABLE: "0",
             # A lost node is noticed after 5 failed checks; a slow one has 10 seconds for each.
             "RAY_health_check_period_ms": "1000",
             # A machine that is busy with other tests starts the dashboard's parts slowly.

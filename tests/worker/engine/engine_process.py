@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from support.warm.client import WarmProcess
 from support.warm.protocol import ENGINE
+from support.warm.scripts import variables_of
 
 from rljob_api import RLJobSpec
 
@@ -46,7 +46,6 @@ class RemoteEngine:
     ) -> None:
         from multiprocessing import Pipe
 
-        from rljob_worker.engine.environment import engine_environment
         from rljob_worker.weightsync.routes import HostRoute
 
         tensor_parallel = spec["rollout"]["tensorParallel"]
@@ -60,8 +59,7 @@ class RemoteEngine:
         )
         self.log = log
         self._connection, theirs = Pipe()
-        path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | engine_environment(RLJobSpec.model_validate(spec)) | {"PYTHONPATH": path}
+        environment = variables_of(ENGINE, RLJobSpec.model_validate(spec))
         number = theirs.fileno()
         self.process: WarmProcess | subprocess.Popen[bytes]
         if cold:

@@ -56,7 +56,7 @@ def spec_of(kind: str, rows: Path) -> RLJobSpec:
                 "ignoreEos": True,
             },
             "training": {"backend": "FSDP", "precision": "fp32"},
-            "resources": {"profile": "cpu", "devicesPerNode": 1},
+            "resources": {"profile": "cpu", "devicesPerNode": 1, "threadsPerDevice": 1},
             "memorySaver": {"mode": "off"},
         }
     )  # fmt: skip

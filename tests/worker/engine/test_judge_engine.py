@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.judge_models import own_answers, own_scores, write_judge
-from support.warm.client import WarmProcess
 from support.warm.protocol import ENGINE
+from support.warm.scripts import run_script
 
 from rljob_api import RLJobSpec
-from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.spec import JudgeKind
-from rljob_worker.engine.environment import engine_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 WORDS = [f"w{number}" for number in range(40)]
@@ -36,7 +32,7 @@ def spec_of(folder: Path, **judge: Any) -> RLJobSpec:
             "reward": {"name": "judge"},
             "judges": [judge],
             "training": {"precision": "fp32"},
-            "resources": {"profile": "cpu"},
+            "resources": {"profile": "cpu", "threadsPerDevice": 1},
         }
     )
 
@@ -78,12 +74,7 @@ def asked(spec: RLJobSpec, folder: Path, texts: list[list[int]]) -> dict[str, An
     }
     asking = folder.with_name("asking.json")
     asking.write_text(json.dumps(given))
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = os.environ | engine_environment(spec) | {BACKEND_AUTOLOAD_VARIABLE: "0", "PYTHONPATH": path}
-    script = Path(__file__).with_name("judge_process.py")
-    process = WarmProcess(ENGINE, [str(script), str(asking)], environment)
-    output = process.communicate(400)[0]
-    assert process.returncode == 0, output[-4000:]
+    (output,) = run_script(ENGINE, Path(__file__).with_name("judge_process.py"), [asking], spec=spec)
     (line,) = [line for line in output.splitlines() if line.startswith("ANSWER ")]
     answer: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
     return answer

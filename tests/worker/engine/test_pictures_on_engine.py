@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,7 @@ from pictures_process import spec_of
 from support.samples import drawn
 from support.warm.client import WarmProcess
 from support.warm.protocol import ENGINE, TRAINER
-from support.warm.scripts import VARIABLES
-
-from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
-from rljob_worker.engine.environment import engine_environment
+from support.warm.scripts import variables_of
 
 HERE = Path(__file__).parent
 ROLES = {"engine": ENGINE, "trainer": TRAINER}
@@ -24,10 +19,7 @@ ROLES = {"engine": ENGINE, "trainer": TRAINER}
 
 def result_of(role: str, kind: str, folder: Path) -> dict[str, Any]:
     """The findings of a process of its own: vLLM and a trainer have a process group each."""
-    own = (
-        VARIABLES if role == "trainer" else engine_environment(spec_of(kind, folder)) | {BACKEND_AUTOLOAD_VARIABLE: "0"}
-    )
-    environment = os.environ | own | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = variables_of(ROLES[role], spec_of(kind, folder))
     command = [str(HERE / "pictures_process.py"), role, kind, str(folder), str(folder / "found.json")]
     process = WarmProcess(ROLES[role], command, environment)
     output = process.communicate(400)[0]

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from model_cases import CASES, CONFIGS, LAYOUTS, WORDS
 from support import qwen3_5
 from support.warm.client import WarmProcess
 from support.warm.protocol import TRAINER
-from support.warm.scripts import VARIABLES
+from support.warm.scripts import variables_of
 
 WORKER = Path(__file__).with_name("megatron_ranks.py")
 
@@ -89,8 +87,7 @@ def megatron_results(hf_folders: dict[str, Path], tmp_path_factory: pytest.TempP
         for model, layout in CASES
     ]
     (out / "cases.json").write_text(json.dumps(cases))
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = os.environ | VARIABLES | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
+    environment = variables_of(TRAINER)
     logs = [out / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
         WarmProcess(TRAINER, [str(WORKER), str(out), str(rank)], environment, errors=log)

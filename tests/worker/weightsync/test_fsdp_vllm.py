@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.architectures import ARCHITECTURES
 from support.samples import drawn, unless_drawn
+from support.warm.protocol import ENGINE
+from support.warm.scripts import run_script
 
 HERE = Path(__file__).parent
 FURTHEST = {"gemma2": 1e-4}
@@ -21,13 +21,10 @@ DRAWN = drawn("architectures", sorted(ARCHITECTURES))
 
 def result_of(program: str, *arguments: str) -> dict[str, Any]:
     """The findings of a process of its own, whose sync was verified."""
-    command = [sys.executable, str(HERE / program), *arguments]
-    path = os.pathsep.join([str(HERE), *sys.path])
-    environment = os.environ | {"PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
-    [line] = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    result: dict[str, Any] = json.loads(line)
+    (output,) = run_script(ENGINE, HERE / program, arguments)
+    # An unfinished line of a log may stand before it.
+    [found] = re.findall(r"RESULT (\{.*\})", output)
+    result: dict[str, Any] = json.loads(found)
     print(f"{arguments}: {result}")
     assert result["failure"] == ""
     assert result["verified"]
