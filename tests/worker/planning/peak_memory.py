@@ -48,7 +48,7 @@ def resident(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def main(folder: Path, port: int, kept: int, block: int) -> None:
+def main(folder: Path, store: Path, kept: int, block: int) -> None:
     libc = ctypes.CDLL(None)
     # What is freed is given back at once, so that resident is what is in use.
     assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
@@ -57,7 +57,7 @@ def main(folder: Path, port: int, kept: int, block: int) -> None:
         SPEC,
         rank=0,
         world_size=1,
-        store=f"tcp://127.0.0.1:{port}",
+        store=f"file://{store}",
         secret="of-a-test",
         model_folder=str(folder),
         total_updates=9,
@@ -75,4 +75,4 @@ def main(folder: Path, port: int, kept: int, block: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from peak_memory import LENGTHS, PROMPT, SPEC
 from safetensors.torch import save_file
-from support.ports import free_port
 from support.samples import drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import answer_in, run_script
@@ -44,10 +43,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kept_logits", drawn("logits", list(KEPT_AND_BLOCK)))
-def test_a_step_takes_what_is_planned(kept_logits: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_what_is_planned(
+    kept_logits: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept, block = KEPT_AND_BLOCK[kept_logits]
     script = Path(__file__).with_name("peak_memory.py")
-    (output,) = run_script(TRAINER, script, [model, free_port(), kept, block])
+    (output,) = run_script(TRAINER, script, [model, tmp_path / "store", kept, block])
     measured = answer_in(output)
     assert measured["micro_batches"] == 1
     monkeypatch.setitem(output_layer.KEPT_BYTES, "cpu", kept)

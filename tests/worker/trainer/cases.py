@@ -1,8 +1,8 @@
 """Runs trainer cases in processes of their own; `test_trainer.py` starts it and compares what it wrote.
 
-Called as `python cases.py RANK FOLDER PORT CASE...` in two processes; a case named `alone:CASE` has one rank, the
-others two. Each has a trainer of its own at PORT, PORT + 1, ... (free ports that the test chose) and writes what it saw
-to `FOLDER/CASE.rank-N.pt`.
+Called as `python cases.py RANK FOLDER LAUNCH CASE...` in two processes; a case named `alone:CASE` has one rank, the
+others two. The ranks of each trainer meet in a file of FOLDER, whose name begins with the launch's. Each rank writes
+what it saw to `FOLDER/CASE.rank-N.pt`.
 """
 
 from __future__ import annotations
@@ -78,22 +78,30 @@ def with_experts(batch: TrainBatch, seed: int) -> TrainBatch:
 
 
 class Process:
-    """This process among the ranks of a launch."""
+    """This process among the ranks of a launch.
 
-    def __init__(self, rank: int, world_size: int, folder: Path, port: int) -> None:
-        self.rank, self.world_size, self.folder, self._port = rank, world_size, folder, port
+    Args:
+        rank: its number.
+        world_size: how many ranks there are.
+        folder: with the models, and where the ranks meet.
+        name: of these ranks among all that meet there.
+    """
+
+    def __init__(self, rank: int, world_size: int, folder: Path, name: str) -> None:
+        self.rank, self.world_size, self.folder, self.name = rank, world_size, folder, name
+        self._made = 0
 
     def trainer(self, model: str = "dense", **training: Any) -> Trainer:
+        self._made += 1
         trainer = Trainer(
             make_spec(self.world_size, **training),
             rank=self.rank,
             world_size=self.world_size,
-            store=f"tcp://127.0.0.1:{self._port}",
+            store=f"file://{self.folder}/store-{self.name}-{self._made}",
             secret="of-a-test",
             model_folder=str(self.folder / model),
             total_updates=100,
         )
-        self._port += 1
         trainer.setup()
         return trainer
 
@@ -453,10 +461,10 @@ CASES: dict[str, Callable[[Process], Result]] = {
 }
 
 
-def main(rank: int, folder: Path, port: int, cases: list[str]) -> None:
+def main(rank: int, folder: Path, launch: str, cases: list[str]) -> None:
     warnings.simplefilter("ignore")
-    together = Process(rank, 2, folder, port)
-    alone = Process(0, 1, folder, port + 100 * (rank + 1))
+    together = Process(rank, 2, folder, f"{launch}-together")
+    alone = Process(0, 1, folder, f"{launch}-alone-{rank}")
     for case in cases:
         print(f"rank {rank}: {case}", flush=True)
         name = case.removeprefix("alone:")
@@ -465,4 +473,4 @@ def main(rank: int, folder: Path, port: int, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -11,9 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import cases
 import torch
-from cases import SAMPLES, SAMPLING, Result, pieces, state
+from cases import SAMPLES, SAMPLING, Process, Result, pieces, state
 from packing_ranks import GSPO, REPLAY, ROW, grouped_batch, shared_segments, shared_step
 
 from rljob_worker.trainer.trainer import Trainer
@@ -47,24 +46,6 @@ SAMPLE = 7
 """Bound on tokens that no two samples of the batch fit."""
 EARLIER, SINCE = 1.03, 1.01
 """Factors of the starting weights, before the step and then within it: elements alike in each layout."""
-
-
-class Process(cases.Process):
-    name = ""
-
-    def trainer(self, model: str = "dense", **training: Any) -> Trainer:
-        self._port += 1
-        trainer = Trainer(
-            cases.make_spec(self.world_size, **training),
-            rank=self.rank,
-            world_size=self.world_size,
-            store=f"file://{self.folder}/store-{self.name}-{self._port}",
-            secret="of-a-test",
-            model_folder=str(self.folder / model),
-            total_updates=100,
-        )
-        trainer.setup()
-        return trainer
 
 
 def compared(process: Process, model: str = "dense", **training: Any) -> Result:
@@ -163,10 +144,9 @@ def steps_of(process: Process, **training: Any) -> Result:
 
 def main(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    process = Process(rank, ranks, folder, 0)
     for name in names:
         print(f"rank {rank}: {name}", flush=True)
-        process.name = name
+        process = Process(rank, ranks, folder, name)
         if name == "steps":
             result = steps_of(process, memorySaver={"releaseProcessGroups": True})
         elif name in ALONE:

@@ -48,7 +48,7 @@ def episodes(seed: int) -> TrainBatch:
     )
 
 
-def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, port: int, **given: Any) -> Trainer:
+def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **given: Any) -> Trainer:
     critic, warm = given.pop("critic", CRITIC), given.pop("valued", True)
     algorithm = {"name": "ppo", "gae": {"gamma": 0.97, "lambda": 0.9}, "aggregation": "SequenceMean"}
     spec = make_spec(world, **{"backend": "FSDP", "algorithm": algorithm} | given)
@@ -56,7 +56,7 @@ def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, por
         spec | {"critic": critic},
         rank=rank,
         world_size=world,
-        store=f"tcp://127.0.0.1:{port}",
+        store=f"file://{folder}/store-{case}",
         secret="of-a-test",
         model_folder=str(folder / model),
         critic_folder=str(folder / f"{model}_valued") if warm else None,
@@ -219,4 +219,4 @@ fsdp_ranks.CASES = {
 }
 
 if __name__ == "__main__":
-    fsdp_ranks.main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    fsdp_ranks.main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

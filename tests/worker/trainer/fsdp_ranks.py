@@ -1,7 +1,7 @@
 """Runs FSDP's cases, and Megatron's that they are held to, in processes of their own; `test_fsdp.py` starts it.
 
-Called as `python fsdp_ranks.py RANK FOLDER PORT CASE...` in as many processes as the largest case has ranks. Each case
-has a port of its own from PORT on, and each of its ranks writes what it saw to `FOLDER/CASE.rank-N.pt`.
+Called as `python fsdp_ranks.py RANK FOLDER CASE...` in as many processes as the largest case has ranks. The ranks of a
+case meet in a file of FOLDER, and each of them writes what it saw to `FOLDER/CASE.rank-N.pt`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LAST = 9
 DEADLINE = 300.0
 
 
-def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, port: int, **training: Any) -> Trainer:
+def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **training: Any) -> Trainer:
     trainer = Trainer(
         make_spec(world, **training),
         rank=rank,
         world_size=world,
-        store=f"tcp://127.0.0.1:{port}",
+        store=f"file://{folder}/store-{case}",
         secret="of-a-test",
         model_folder=str(folder / model),
         total_updates=100,
@@ -303,20 +303,20 @@ def _meet(rank: int, begun: Path) -> None:
         time.sleep(0.05)
 
 
-def main(rank: int, folder: Path, port: int, cases: list[str]) -> None:
+def main(rank: int, folder: Path, cases: list[str]) -> None:
     warnings.simplefilter("ignore")
-    for index, case in enumerate(cases):
+    for case in cases:
         world, model, training, do = CASES[case]
         if rank >= world:
             continue
         _meet(rank, folder / f"{case}.begun")
         print(f"rank {rank}: {case}", flush=True)
         with around(case):
-            trainer = make_trainer(case, model, rank, world, folder, port + index, **training)
+            trainer = make_trainer(case, model, rank, world, folder, **training)
             result = do(trainer, folder)
         trainer.close()
         torch.save(result, folder / f"{case}.rank-{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -1,7 +1,8 @@
 """Ranks that give up and rebuild their process groups; `test_process_groups.py` starts them.
 
-Called as `python group_ranks.py FOLDER PORT CASE:WORLD_SIZE...`. For each case it forks that many ranks, which saves
-their imports, and writes `CASE.json`: for each rank its exit code and what it saw.
+Called as `python group_ranks.py FOLDER CASE:WORLD_SIZE:PORT...`. For each case it forks that many ranks, which saves
+their imports, and writes `CASE.json`: for each rank its exit code and what it saw. Groups without Megatron meet at the
+port.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 import torch
 import torch.distributed as dist
-from cases import SAMPLING, Process, make_batch, same, state, step
+from cases import SAMPLING, make_batch, same, state, step
 
 from rljob_worker.trainer.megatron.parallel_state import GROUP_HOLDERS
 from rljob_worker.trainer.process_groups import ProcessGroups
@@ -34,6 +36,14 @@ DEADLINE = 6.0
 
 def resources() -> dict[str, int]:
     return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
+
+
+class Process(cases.Process):
+    """One rank of a case, the first of which listens at the port."""
+
+    def __init__(self, rank: int, world_size: int, folder: Path, name: str, port: int) -> None:
+        super().__init__(rank, world_size, folder, name)
+        self.port = port
 
 
 def cycles(process: Process, count: int = CYCLES, **training: Any) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def refused(action: Callable[[], Any]) -> str:
 def bare(process: Process, timeout_seconds: float = DEADLINE, *, known: bool = True) -> tuple[ProcessGroups, Any]:
     """Groups without Megatron: pairs of neighbours, made on all ranks; of three, the last is in none."""
     groups = ProcessGroups(
-        f"tcp://127.0.0.1:{process._port}",
+        f"tcp://127.0.0.1:{process.port}",
         rank=process.rank,
         world_size=process.world_size,
         backend="gloo",
@@ -187,14 +197,14 @@ CASES: dict[str, Callable[[Process], dict[str, Any]]] = {
 }
 
 
-def main(folder: Path, port: int, cases: list[str]) -> None:
+def main(folder: Path, given: list[str]) -> None:
     warnings.simplefilter("ignore")
-    for case, _, size in (case.partition(":") for case in cases):
-        port += 10
-        pids = [fork(case, Process(rank, int(size), folder, port)) for rank in range(int(size))]
+    for case, size, port in (case.split(":") for case in given):
+        name = case.replace("/", "-")
+        pids = [fork(case, Process(rank, int(size), folder, name, int(port))) for rank in range(int(size))]
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         seen = [json.loads(file.read_text()) if file.exists() else None for file in map(report_of(folder), pids)]
-        (folder / f"{case.replace('/', '-')}.json").write_text(json.dumps({"codes": codes, "ranks": seen}))
+        (folder / f"{name}.json").write_text(json.dumps({"codes": codes, "ranks": seen}))
 
 
 def report_of(folder: Path) -> Callable[[int], Path]:
@@ -219,4 +229,4 @@ def fork(case: str, process: Process) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2:])

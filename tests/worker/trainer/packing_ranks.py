@@ -169,4 +169,4 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
 if __name__ == "__main__":
     cases.CASES |= {name: lambda process, cell=cell: compared(process, **cell) for name, cell in CELLS.items()}
     cases.CASES |= {"resumed": resumed, "rectangles": rectangles}
-    cases.main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    cases.main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

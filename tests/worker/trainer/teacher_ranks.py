@@ -23,14 +23,14 @@ FEW = {"divergence": "TopK", "topK": 4}
 SAMPLED = {"divergence": "Sampled", "coefficient": 0.5, "rewardWeight": 0.3}
 
 
-def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, port: int, **given: Any) -> Trainer:
+def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **given: Any) -> Trainer:
     teacher = str(folder / given.pop("teacher", "teacher"))
     algorithm = ALGORITHM | {"distill": {"teacher": {"path": teacher}} | given.pop("distill", ALL_TOKENS)}
     trainer = Trainer(
         make_spec(world, algorithm=algorithm, **given),
         rank=rank,
         world_size=world,
-        store=f"tcp://127.0.0.1:{port}",
+        store=f"file://{folder}/store-{case}",
         secret="of-a-test",
         model_folder=str(folder / model),
         teacher_folder=teacher,
@@ -147,4 +147,4 @@ fsdp_ranks.CASES = {
 }
 
 if __name__ == "__main__":
-    fsdp_ranks.main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    fsdp_ranks.main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ def launch(folder: Path, ranks: int, cases: list[str]) -> Results:
     write_model(folder / "moe", "qwen3_moe")
     for model in ("dense", "moe"):
         give_head(folder / model, folder / f"{model}_valued")
-    script, port = Path(__file__).with_name("critic_ranks.py"), random.randint(15000, 28000)
-    run_script(TRAINER, script, *([rank, folder, port, *cases] for rank in range(ranks)))
+    script = Path(__file__).with_name("critic_ranks.py")
+    run_script(TRAINER, script, *([rank, folder, *cases] for rank in range(ranks)))
     return Results(folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -45,8 +44,8 @@ def launch(folder: Path, ranks: int, cases: list[str]) -> Results:
         config = json.loads((folder / model / "config.json").read_text())
         (folder / model / "config.json").write_text(json.dumps(config | {"pad_token_id": 3}))
     change_one_weight(folder / "dense", folder / "other")
-    script, port = Path(__file__).with_name("fsdp_ranks.py"), random.randint(15000, 28000)
-    run_script(TRAINER, script, *([rank, folder, port, *cases] for rank in range(ranks)))
+    script = Path(__file__).with_name("fsdp_ranks.py")
+    run_script(TRAINER, script, *([rank, folder, *cases] for rank in range(ranks)))
     return Results(folder)
 
 

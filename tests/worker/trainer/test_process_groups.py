@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from group_ranks import DEADLINE
+from support.ports import free_port
 from support.samples import drawn
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
@@ -27,9 +27,9 @@ FAULTS = drawn("groups of ranks that die", [f"{where}/{victim}:3" for where in W
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("groups")
     write_model(folder / "dense")
-    script, port = Path(__file__).with_name("group_ranks.py"), random.randint(15000, 28000)
-    cases = ["states:4", "stuck:2", "foreign:2", *FAULTS, *TRAINING]
-    (said,) = run_script(TRAINER, script, [folder, port, *cases], seconds=550)
+    script = Path(__file__).with_name("group_ranks.py")
+    cases = [f"{case}:{free_port()}" for case in ("states:4", "stuck:2", "foreign:2", *FAULTS, *TRAINING)]
+    (said,) = run_script(TRAINER, script, [folder, *cases], seconds=550)
     (folder / "log").write_text(said)
     return folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     write_model(folder / "dense")
     write_model(folder / "moe", "qwen3_moe")
     write_teacher(folder / "teacher")
-    script, port = Path(__file__).with_name("teacher_ranks.py"), random.randint(15000, 28000)
-    run_script(TRAINER, script, *([rank, folder, port, *CASES] for rank in range(2)))
+    script = Path(__file__).with_name("teacher_ranks.py")
+    run_script(TRAINER, script, *([rank, folder, *CASES] for rank in range(2)))
     return Results(folder)
 
 

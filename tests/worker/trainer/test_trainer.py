@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -141,15 +140,14 @@ def launch(
 
     Args:
         folder: with the models; logs and results go there.
-        name: of the logs.
+        name: of the launch, and of its logs.
         together: cases of two ranks.
         alone: cases of one rank, for each process.
         script: what runs them, with its first arguments.
         packages: further folders that it imports from, before anything else has imported Megatron.
     """
-    port = random.randint(15000, 28000)
     arguments = [
-        [*script[1:], rank, folder, port, *together, *(f"alone:{case}" for case in alone[rank])] for rank in range(2)
+        [*script[1:], rank, folder, name, *together, *(f"alone:{case}" for case in alone[rank])] for rank in range(2)
     ]
     if not packages:
         run_script(TRAINER, Path(script[0]), *arguments)

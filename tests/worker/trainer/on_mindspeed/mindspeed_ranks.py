@@ -1,6 +1,6 @@
 """Trainers on real MindSpeed, or on plain Megatron; `test_mindspeed.py` starts them and compares what they wrote.
 
-Called as `python mindspeed_ranks.py mindspeed|plain RANK FOLDER PORT CASE...`, otherwise as
+Called as `python mindspeed_ranks.py mindspeed|plain RANK FOLDER LAUNCH CASE...`, otherwise as
 `tests/worker/trainer/cases.py`, whose cases these are. With MindSpeed the layers are those of NPUs
 (`trainer/megatron/models/megatron_npu.py`), over the torch_npu of this folder.
 """
@@ -74,7 +74,7 @@ def write_names(folder: Path) -> None:
     (folder / "names.json").write_text(json.dumps(names))
 
 
-def main(kind: str, rank: int, folder: Path, port: int, names: list[str]) -> None:
+def main(kind: str, rank: int, folder: Path, launch: str, names: list[str]) -> None:
     if kind == "mindspeed":
         use_mindspeed()
     import cases
@@ -87,10 +87,10 @@ def main(kind: str, rank: int, folder: Path, port: int, names: list[str]) -> Non
         "released_tp": lambda process: released(process, tensorParallel=2),
         "released_ep": lambda process: released(process, model="moe", expertParallel=2),
     }
-    cases.main(rank, folder, port, names)
+    cases.main(rank, folder, launch, names)
     if kind == "mindspeed" and rank == 0:
         write_names(folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
