@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -174,19 +176,34 @@ def share() -> None:
     part = slot[MIB:].view(-1, MIB)
     total = device.checksum(part)
     machine.pause()
-    print(device.share(part).decode(), total, flush=True)
-    sys.stdin.readline()
+    folder = Path(os.environ["SYNC_FOLDER"])
+    (folder / "unfinished").write_text(f"{device.share(part).decode()} {total}")
+    (folder / "unfinished").rename(folder / "shared")
+    _wait_for(folder / "received")
     assert int(part[0, 0]) == 77, "the consumer's write is seen"
+    print("seen")
 
 
 def receive() -> None:
-    message, total = os.environ["SHARED"].rsplit(" ", 1)
+    folder = Path(os.environ["SYNC_FOLDER"])
+    message, total = _wait_for(folder / "shared").read_text().rsplit(" ", 1)
+    print(message)
     device = get_device("npu")
     part = device.open_shared(message.encode())
     assert (part.shape, part.device.type) == ((5, MIB), "npu")
     assert device.checksum(part) == int(total)
     part[0, 0] = 77
+    device.synchronize()
+    (folder / "received").touch()
     print("received")
+
+
+def _wait_for(file: Path) -> Path:
+    deadline = time.monotonic() + SYNC_SECONDS
+    while not file.exists():
+        assert time.monotonic() < deadline, f"no {file.name} within {SYNC_SECONDS:g} s"
+        time.sleep(0.02)
+    return file
 
 
 def send() -> None:

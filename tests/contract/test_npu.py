@@ -138,38 +138,28 @@ def test_a_memory_saver_that_would_not_work_is_refused_before_anything_is_built(
 
 def test_a_shared_tensor_crosses_processes_while_the_rest_sleeps(cann: Cann) -> None:
     """By torch_npu's own reductions: key of the memory, counter in shared memory, event."""
-    producer = subprocess.Popen(
-        [sys.executable, SCENARIO, "share"],
-        env=environment(cann, "preload"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert producer.stdout is not None
-        line = next((line for line in producer.stdout if line.startswith("{")), "")
-        assert f":npu:{UUID}" in line, producer.communicate()[1]
-        # The engine's process: another list of devices, no memory saver, the same physical device.
-        done = run(cann, "receive", "torch", ASCEND_RT_VISIBLE_DEVICES="5,6", SHARED=line)
-        assert said(done) == ["received"], done.stderr
-        _, errors = producer.communicate("go on\n", timeout=300)
-        assert producer.returncode == 0, errors
-    finally:
-        producer.kill()
+    shared, received = of_trainer_and_engine(cann, "share", "receive")
+    assert (received.returncode, said(received)) == (0, ["received"]), received.stderr
+    assert f":npu:{UUID}" in received.stdout
+    assert (shared.returncode, said(shared)) == (0, ["seen"]), shared.stderr
 
 
 def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(cann: Cann) -> None:
     """The whole weight sync on the device's own slots: exported once, opened by another process, verified there."""
-    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        shared = {"NPU_FOLDER": folder, "SYNC_FOLDER": folder}
-        engine = {"ASCEND_RT_VISIBLE_DEVICES": "5,6"}
-        with ThreadPoolExecutor() as pool:
-            sent = pool.submit(run, cann, "send", "preload", **shared)
-            landed = pool.submit(run, cann, "land", "torch", **shared, **engine).result()
-        assert (landed.returncode, said(landed)[:1]) == (0, ["landed"]), landed.stderr
-        assert sent.result().returncode == 0, sent.result().stderr
-        assert int(said(sent.result())[1]) > 3, "several buckets, so both slots are used again"
+    sent, landed = of_trainer_and_engine(cann, "send", "land")
+    assert (landed.returncode, said(landed)[:1]) == (0, ["landed"]), landed.stderr
+    assert sent.returncode == 0, sent.stderr
+    assert int(said(sent)[1]) > 3, "several buckets, so both slots are used again"
+
+
+def of_trainer_and_engine(cann: Cann, trainers: str, engines: str) -> tuple[Done, Done]:
+    """Scenarios of two processes side by side; the engine's has another list of devices, no memory saver, and the same
+    physical device."""
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder, ThreadPoolExecutor() as pool:
+        place = {"NPU_FOLDER": folder, "SYNC_FOLDER": folder}
+        trainer = pool.submit(run, cann, trainers, "preload", **place)
+        engine = pool.submit(run, cann, engines, "torch", ASCEND_RT_VISIBLE_DEVICES="5,6", **place)
+        return trainer.result(), engine.result()
 
 
 @pytest.mark.parametrize("mode", drawn("modes of a process", ["preload", "torch"]))
