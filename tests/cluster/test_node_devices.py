@@ -132,9 +132,10 @@ def test_the_other_job_waits_with_a_reason_and_then_gets_the_device(jobs: tuple[
     assert second.status()["phase"] in ("Queued", "Pending")
     assert second.records() == []
     first.change({"suspend": True})
-    # What it then does is what the first one did.
     assert wait_until(has_a_worker, RUN_SECONDS, 0.5), second.describe()
     assert second.run_in("worker", "cat", "/dev/davinci0") == "device 0\n"
+    # What it then would do is what the first one did.
+    second.delete()
     first.wait("Suspended")
 
 

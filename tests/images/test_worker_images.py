@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from image_build import instructions, stages
+from support.samples import drawn
 
 from rljob_api import roles
 from rljob_worker.doctor.versions import VLLM_ASCEND
@@ -24,6 +25,7 @@ from rljob_worker.doctor.versions import VLLM_ASCEND
 ROOT = Path(__file__).parents[2]
 IMAGES = {path.parent.name: path for path in sorted((ROOT / "images").glob("*/Dockerfile"))}
 ON_DEVICES = ("worker-ascend", "worker-cuda")
+LOCKS = [(image, machine) for image in ON_DEVICES for machine in ("aarch64", "x86_64")]
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 REPLACED = {
     "worker-ascend": {"ray": "2.48", "aiohttp": "3.14.3"},
@@ -137,8 +139,7 @@ def test_the_extra_for_npus_is_what_the_image_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
-@pytest.mark.parametrize("image", ON_DEVICES)
+@pytest.mark.parametrize(("image", "machine"), drawn("locks and bases", LOCKS))
 def test_lock_and_base_together_satisfy_the_worker(image: str, machine: str, tmp_path: Path) -> None:
     """With both as constraints there is a solution, and each package of the lock has a wheel with a listed hash."""
     # torch's own packages for CUDA are in no image under these names, and nothing of the worker asks for them.

@@ -1,4 +1,7 @@
-"""Lives of a job from a seed, on one virtual clock, network and disk: `RLJOB_LIVES=10000` for as many."""
+"""Lives of a job from a seed, on one virtual clock, network and disk: `RLJOB_LIVES=10000` for as many.
+
+`make test` plays some, `make test-faults` more.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from life import Life
-from support.samples import SEED
+from support.samples import ALL, SEED
 
-LIVES = int(os.environ.get("RLJOB_LIVES", "200"))
+LIVES = int(os.environ.get("RLJOB_LIVES", "1000" if ALL else "60"))
 FIRST = SEED
 MOST_TRIED = 80
 

@@ -52,8 +52,13 @@ GROUPS = (
         "a node: faults",
         "a node: strangers, a stall, upgrades",
     ),
-    ("upgrades of the operator", "upgrades of KubeRay", "a life with KubeRay 1.5.1"),
-    ("the chart's rights: some namespaces", "the chart's rights: all namespaces"),
+    (
+        "upgrades of the operator",
+        "upgrades of KubeRay",
+        "a life with KubeRay 1.5.1",
+        "the chart's rights: some namespaces",
+        "the chart's rights: all namespaces",
+    ),
     ("Ray with a token", "Ray without"),
     ("lanes in turns: Async", "lanes in turns: Disaggregated", "lanes that are stopped"),
     (
@@ -112,22 +117,14 @@ GROUPS = (
 )
 """Tests of a group go through the same code on other devices, or places, or are whole jobs that differ in a section of
 their manifests."""
-DRAWN_OF = {
-    "a job with a critic": 2,
-    "a job in graph mode": 2,
-    "a job whose weights lose a bit": 2,
-    "a profile is added": 2,
-    "a server of environments that dies or hangs": 2,
-}
-"""By a group's first name: the tests that are drawn, where it is not one."""
 _T = TypeVar("_T")
 
 
 def unless_drawn(name: str) -> pytest.MarkDecorator:
     """Skips a test of a group that others stand for in this run."""
     group = next(group for group in GROUPS if name in group)
-    chosen = _chosen(group[0], group, DRAWN_OF.get(group[0], 1))
-    return _left_out_if(name not in chosen, f"RLJOB_SEED={SEED} drew {', '.join(map(repr, chosen))}")
+    (chosen,) = _chosen(group[0], group, 1)
+    return _left_out_if(name != chosen, f"RLJOB_SEED={SEED} drew {chosen!r}")
 
 
 def drawn(what: str, names: Sequence[_T], count: int = 1) -> list[_T]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
@@ -26,10 +27,9 @@ def test_each_place_of_each_cut_is_held_by_one_rank(layout: ParallelLayout) -> N
     ranks = every_rank(layout)
     dense = {(at.tp_rank, at.dp_rank, at.pp_rank) for at in ranks}
     assert dense == {(t, d, p) for t in range(layout.tp) for d in range(layout.dp) for p in range(layout.pp)}
-    experts = [(at.ep_rank, at.expert_dp_rank, at.pp_rank) for at in ranks]
-    places = {(e, d, p) for e in range(layout.ep) for d in range(layout.expert_dp) for p in range(layout.pp)}
-    assert set(experts) == places
-    assert all(experts.count(place) == layout.expert_tp for place in places)
+    experts = Counter((at.ep_rank, at.expert_dp_rank, at.pp_rank) for at in ranks)
+    places = [(e, d, p) for e in range(layout.ep) for d in range(layout.expert_dp) for p in range(layout.pp)]
+    assert experts == dict.fromkeys(places, layout.expert_tp)
 
 
 @given(sizes)
@@ -43,13 +43,15 @@ def test_stages_are_outermost_and_tensor_parallel_ranks_are_neighbours(layout: P
 
 @given(sizes)
 def test_ranks_that_divide_rows_are_neighbours_of_one_stage(layout: ParallelLayout) -> None:
-    places = {(at.samples_rank, at.cp_rank, at.tp_rank, at.pp_rank) for at in every_rank(layout)}
+    ranks = every_rank(layout)
+    places = {(at.samples_rank, at.cp_rank, at.tp_rank, at.pp_rank) for at in ranks}
     assert len(places) == layout.world_size
     assert layout.samples * layout.cp == layout.dp
-    for at in every_rank(layout):
-        group = [o for o in every_rank(layout) if (o.pp_rank, o.samples_rank) == (at.pp_rank, at.samples_rank)]
-        first = min(other.rank for other in group)
-        assert [other.rank for other in group] == list(range(first, first + layout.tp * layout.cp))
+    groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for at in ranks:
+        groups[at.pp_rank, at.samples_rank].append(at.rank)
+    for group in groups.values():
+        assert group == list(range(group[0], group[0] + layout.tp * layout.cp))
 
 
 @given(sizes, st.integers(1, 3))

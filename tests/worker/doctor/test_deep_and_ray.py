@@ -20,6 +20,7 @@ from rljob_api.wanted import Wanted
 from rljob_worker.doctor import deep, deep_steps
 from rljob_worker.doctor.findings import Status
 from rljob_worker.doctor.nodes import look_everywhere
+from rljob_worker.upstream.ray_node import without_helpers
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +72,10 @@ def test_a_librarys_last_word_is_no_result(tmp_path: Path, monkeypatch: pytest.M
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    made.add_node(num_cpus=1)
+    with without_helpers():
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        made.add_node(num_cpus=1)
+        made.add_node(num_cpus=1)
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
