@@ -49,7 +49,7 @@ async def started(api: FakeApi, folder: Path, **variables: str) -> asyncio.subpr
 
 
 async def answers(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(120), aiohttp.ClientSession() as session:
         while True:
             try:
                 async with session.get(f"http://{host}:{port}{path}") as response:
@@ -80,11 +80,11 @@ def test_it_serves_leads_answers_the_kubelet_and_ends_with_the_lease_given_back(
                     item = api.objects.get("leases", {}).get(("rljob-system", "rljob-operator"))
                     return str(item["spec"]["holderIdentity"]) if item else ""
 
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     while holder() != "me":
                         await asyncio.sleep(0.05)
                 process.send_signal(number)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     assert await process.wait() == 0
                 assert holder() == ""
             finally:
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
         async with serving(FakeApi()) as api:
             taken = int(api.url.rpartition(":")[2])
             process = await started(api, tmp_path, http_port=str(taken))
-            _, said = await asyncio.wait_for(process.communicate(), 30)
+            _, said = await asyncio.wait_for(process.communicate(), 120)
             assert process.returncode == 1
             assert b"address already in use" in said
 

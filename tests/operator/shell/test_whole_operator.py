@@ -321,7 +321,7 @@ def test_one_dead_driver_does_not_keep_the_metrics_of_the_others() -> None:
         case.job.dead_driver = True
         async with case.operator(reconcile, ask_seconds=0.5) as controller:
             await until(lambda: controller.leader.leads)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while (await fetched(controller, "/metrics"))[0] != 200:
                     await asyncio.sleep(0.05)
 
