@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def variables_of(role: str, spec: RLJobSpec | None = None) -> dict[str, str]:
         spec: the job of which the script has a process; None: one of `jobs.manifest`.
     """
     spec = spec or RLJobSpec.model_validate(_JOB)
-    own = {TRAINER: trainer_environment, ENGINE: engine_environment}
+    own: dict[str, Callable[[RLJobSpec], dict[str, str]]] = {TRAINER: trainer_environment, ENGINE: engine_environment}
     # `rljob run` sets it for all that it starts.
     of_role = own[role](spec) | {BACKEND_AUTOLOAD_VARIABLE: "0"} if role in own else {}
     return {**os.environ, **of_role, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
