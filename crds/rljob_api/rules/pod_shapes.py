@@ -15,7 +15,7 @@ from rljob_api.quantities import to_decimal
 from rljob_api.rules.findings import LABEL_KEY, Check, Finding
 from rljob_api.rules.pod_fields import OWN_CONTAINERS, OWN_PREFIX, is_amount, models, of_model
 from rljob_api.rules.pods import COMPILE_CACHE
-from rljob_api.rules.variables import OWNED
+from rljob_api.rules.variables import ALLOCATORS, OWNED
 from rljob_api.spec import CheckpointSpec, PodsSpec, RLJobSpec, SchedulingSpec, VolumeSpec
 
 Path = tuple[str | int, ...]
@@ -34,6 +34,7 @@ _VARIABLE = re.compile("[ -<>-~]+")
 """Kubernetes takes these since 1.30: programs beside Ray's have names like `discovery.type`."""
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 _HANDLERS = ("exec", "grpc", "tcpSocket")
+_SEGMENTS = re.compile(r"(?i)expandable_segments\s*:\s*True")
 _OF_KUBERAY = ("ray-logs", "shared-mem")
 """Volumes that KubeRay adds to pods."""
 
@@ -119,6 +120,9 @@ def _own(at: Path, container: dict[str, Any]) -> Iterator[Finding]:
     for index, variable in _mappings(container.get("env")):
         if (why := OWNED.get(str(variable.get("name")))) is not None:
             yield Finding((*at, "env", index), f"is not the user's: {why}", "leave it out")
+        elif variable.get("name") in ALLOCATORS and _SEGMENTS.search(str(variable.get("value"))):
+            wrong = "neither the memory saver nor vLLM's sleep mode works with this setting of the allocator"
+            yield Finding((*at, "env", index, "value"), wrong, "expandable_segments:False")
     context = container.get("securityContext")
     if (
         isinstance(context, dict)
@@ -139,6 +143,8 @@ def _template(role: str) -> Check:
         yield from _containers(at, pod, f"ray-{role}")
         if pod.get("ephemeralContainers"):
             yield Finding((*at, "ephemeralContainers"), "are added to pods that run", "containers or initContainers")
+        if pod.get("dnsPolicy") == "None" and not isinstance(pod.get("dnsConfig"), dict):
+            yield Finding((*at, "dnsPolicy"), "leaves the pod without a name server", "dnsConfig with nameservers too")
         yield from _volumes(at, pod)
         yield from _affinity((*at, "affinity"), pod.get("affinity"))
         for index, toleration in _mappings(pod.get("tolerations")):
@@ -296,8 +302,17 @@ def _grace(spec: Any) -> Iterator[Finding]:
     # A default is no wish: who shortens the pods' time alone means the time for saving too.
     default = CheckpointSpec.model_fields["grace_seconds"].default
     if grace is not None and saving != default and grace < saving:
-        wrong = f"ends a pod before the {saving:g} s of checkpoint.graceSeconds, in which it saves, are over"
-        yield Finding(("pods", "terminationGraceSeconds"), wrong, f"at least {saving:g}, or leave it out")
+        yield _too_short(("pods", "terminationGraceSeconds"), saving)
+    for role in ("head", "worker"):
+        pod = getattr(spec.pods, role).get("spec")
+        own = pod.get("terminationGracePeriodSeconds") if isinstance(pod, dict) else None
+        if type(own) is int and saving != default and own < saving:
+            yield _too_short(("pods", role, "spec", "terminationGracePeriodSeconds"), saving)
+
+
+def _too_short(at: Path, saving: float) -> Finding:
+    wrong = f"ends a pod before the {saving:g} s of checkpoint.graceSeconds, in which it saves, are over"
+    return Finding(at, wrong, f"at least {saving:g}, or leave it out")
 
 
 SHAPE_CHECKS: dict[type, tuple[Check, ...]] = {
