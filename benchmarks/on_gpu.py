@@ -196,6 +196,8 @@ def engine_process(folder: str, graphs: bool, pipe: Connection) -> None:
     arguments: dict[str, Any] = engine_arguments(spec, folder) | {"load_format": "dummy"}
     llm = LLM(**arguments)
     controller = DeviceSleepController(llm.llm_engine, lambda: None)
+    if graphs:
+        controller.check_graphs()
     receivers: dict[str, WeightSyncEngine] = {}
 
     def land(method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.spec import HcclPorts, HcclSpec, MemorySaverMode, PortRange, Profile, RLJobSpec
+from rljob_api.tuning import capture_variables
 
 COMPUTE_VARIABLE = "RLJOB_COMPUTE_DEVICE"
 """Variable (`cpu`, nothing else) that has a job of any profile compute on the CPU: to try out a manifest, its pods and
@@ -50,7 +51,7 @@ def engine_variables(spec: RLJobSpec) -> dict[str, str]:
         return {}
     # Endpoints for sleeping and weight updates; nothing here calls them over HTTP, tools that users attach do.
     memory = device_memory_variables(spec.resources.profile, MemorySaverMode.OFF)
-    variables = memory | {"VLLM_SERVER_DEV_MODE": "1", **hardware.engine_environment}
+    variables = memory | {"VLLM_SERVER_DEV_MODE": "1", **hardware.engine_environment} | capture_variables(spec)
     if spec.rollout.tensor_parallel > 1 and hardware.explicit_devices_variable is not None:
         # Ray would show the actor the one device of its own bundle.
         variables[hardware.explicit_devices_variable] = "1"

@@ -53,6 +53,13 @@ def tuning_variables(tuning: Tuning, compile_cache: str) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def capture_variables(spec: RLJobSpec) -> dict[str, str]:
+    """Variables of engine processes that capture graphs: torch_npu captures none with a task queue of level 2
+    (NPUGraph.cpp:155)."""
+    capture = spec.rollout.graph_mode and resolved_tuning(spec).task_queue_enable == 2
+    return {"TASK_QUEUE_ENABLE": "1"} if capture else {}
+
+
 def shares_cores(spec: RLJobSpec) -> bool:
     """Whether several processes of a node would be bound to the same cores: each sees its device as npu0."""
     bound = "cpu_affinity" in PROFILES[spec.resources.profile].tunable

@@ -35,6 +35,7 @@ NODES_APART = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes
 ELASTIC = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 2, minNodes: 1, maxNodes: 4}"]
 """Mode Async, with engines that may come and go."""
 NPU = ["resources.profile=ascend-a2"]
+GRAPHS = [*NPU, "rollout.graphMode=true"]
 ALONE = [
     "resources={profile: cpu, devicesPerNode: 1}", "training={tensorParallel: 1}", "rollout.tensorParallel=1",
 ]  # fmt: skip
@@ -450,14 +451,12 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["spec.environment.trainer"],
     ),
     (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
-    (["resources.profile=ascend-a2", "rollout.graphMode=true"], ["spec.rollout.graphMode"]),
     (["resources.profile=ascend-a3", "rollout.speculative={}"], ["spec.rollout.speculative"]),
     (["resources.profile=ascend-a3", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
     (
         ["rollout.engineArgs.enable_return_routed_experts=1"],
         ["spec.rollout.engineArgs.enable_return_routed_experts"],
     ),
-    (["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"], ["spec.rollout.graphMode"]),
     *(
         (
             ["resources.profile=ascend-a3", f"rollout.engineArgs.{name}=true"],
@@ -575,6 +574,10 @@ ACCEPTED: list[list[str]] = [
     ["rollout.engineArgs={compilation_config: {level: 0}, async_scheduling: true}"],
     ["hccl.trainerPorts.host={first: 60000, last: 60050}", "hccl.rolloutPorts.host={first: 61000, last: 61050}"],
     ["rollout.graphMode=true"],
+    ["resources.profile=cpu", "rollout.graphMode=true", "environment.rollout.TASK_QUEUE_ENABLE='2'"],
+    [*GRAPHS, "resources.tuning.taskQueueEnable=1", "rollout.engineArgs.cudagraph_capture_sizes=[1, 8]"],
+    [*GRAPHS, "environment.trainer.TASK_QUEUE_ENABLE='2'", "memorySaver.releaseProcessGroups=true"],
+    ["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"],
     ["resources.profile=cuda", "rollout.graphMode=true", "rollout.engineArgs.enable_expert_parallel=true"],
     ["resources.profile=ascend-a2", "rollout.engineArgs={async_scheduling: false, enable_expert_parallel: false}"],
     ["environment.rollout={VLLM_ASCEND_ENABLE_FUSED_MC2: '0'}"],

@@ -54,6 +54,17 @@ def test_device_lists_are_explicit_where_an_engine_spans_devices(profile: Profil
     assert name not in roles.trainer_variables(of_two)
 
 
+@pytest.mark.parametrize("profile", DEVICES)
+def test_engines_that_capture_graphs_have_a_task_queue_that_they_are_captured_with(profile: Profile) -> None:
+    graphs = [f"resources.profile={profile.value}", "rollout.graphMode=true"]
+    name = "TASK_QUEUE_ENABLE"
+    on_npu = profile is not Profile.CUDA
+    assert roles.engine_variables(spec(*graphs)).get(name) == ("1" if on_npu else None)
+    assert name not in roles.engine_variables(spec(graphs[0])), "the pod's"
+    assert name not in roles.engine_variables(spec(*graphs, "resources.tuning.taskQueueEnable=0"))
+    assert name not in roles.trainer_variables(spec(*graphs))
+
+
 def test_ray_reads_the_names_of_the_opt_outs() -> None:
     npu = pytest.importorskip("ray._private.accelerators.npu")
     nvidia = pytest.importorskip("ray._private.accelerators.nvidia_gpu")

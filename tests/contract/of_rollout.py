@@ -15,6 +15,12 @@ _NPU_SAMPLER, _NPU_CONFIG = "vllm_ascend/sample/sampler.py", "vllm_ascend/ascend
 _RELOAD, _FUSED_MOE = "weightsync/vllm_layout.py", "vllm_ascend/ops/fused_moe/fused_moe.py"
 _NPU_PLATFORM, _LOADER = "vllm_ascend/platform.py", "vllm_ascend/device_allocator/camem.py"
 
+_GRAPHS, _CUDA_GRAPH, _ACL_GRAPH = (
+    "upstream/vllm_graphs.py",
+    "vllm/compilation/cuda_graph.py",
+    "vllm_ascend/compilation/acl_graph.py",
+)
+
 _MODE = "logprobs_mode"
 
 
@@ -77,6 +83,24 @@ _VLLM = (
             ("input_batch", _DRAW, "which request each row is, and its length"),
             ("requests", _DRAW, "sampling parameters, with the seed among them"),
         )
+    ),
+    _vllm(
+        Kind.ATTRIBUTE,
+        "CUDAGraphWrapper.concrete_cudagraph_entries",
+        _CUDA_GRAPH,
+        _GRAPHS,
+        "graphs by the step that they are for",
+    ),
+    _vllm(Kind.FUNCTION, "CUDAGraphWrapper.unwrap", _CUDA_GRAPH, _GRAPHS, "the model itself"),
+    _vllm(Kind.ATTRIBUTE, "CUDAGraphEntry.cudagraph", _CUDA_GRAPH, _GRAPHS, "None until it is captured"),
+    _vllm(Kind.ATTRIBUTE, "EngineArgs.compilation_config", _ARGUMENTS, "engine/graphs.py", "what is captured"),
+    _vllm(
+        Kind.TEXT,
+        "FULL_DECODE_ONLY = (FULL, NONE)",
+        "vllm/config/compilation.py",
+        "engine/graphs.py",
+        "whole steps of one token a sequence; prompts run without",
+        spelled="FULL_DECODE_ONLY",
     ),
     _vllm(Kind.ATTRIBUTE, "Sampler.topk_topp_sampler", _SAMPLER, _PATCH, "truncates and draws"),
     _vllm(
@@ -191,6 +215,45 @@ _ASCEND = (
     ),
     _ascend(Kind.ATTRIBUTE, "AscendConfig.weight_nz_mode", _NPU_CONFIG, _PLATFORMS, "layout of weights; 0 is plain"),
     _ascend(Kind.ATTRIBUTE, "AscendConfig.enable_fused_mc2", _NPU_CONFIG, "rules/devices.py", "forces the NZ layout"),
+    _ascend(
+        Kind.ATTRIBUTE,
+        "ACLGraphWrapper.concrete_aclgraph_entries",
+        _ACL_GRAPH,
+        _GRAPHS,
+        "graphs by the step that they are for",
+    ),
+    _ascend(Kind.FUNCTION, "ACLGraphWrapper.unwrap", _ACL_GRAPH, _GRAPHS, "the model itself"),
+    _ascend(Kind.ATTRIBUTE, "ACLGraphEntry.aclgraph", _ACL_GRAPH, _GRAPHS, "None until it is captured"),
+    _ascend(
+        Kind.FUNCTION,
+        "NPUModelRunner._use_aclgraph",
+        _NPU_RUNNER,
+        _PLATFORMS,
+        "captures only what vLLM compiles, so compilation is on",
+    ),
+    _ascend(
+        Kind.TEXT,
+        "enable_npugraph_ex: bool = True",
+        _NPU_CONFIG,
+        _PLATFORMS,
+        "the backend that rewrites operators; off",
+        spelled="enable_npugraph_ex",
+    ),
+    _ascend(
+        Kind.ATTRIBUTE,
+        "AscendConfig.enable_sleep_mode_extra_cleanup",
+        _NPU_CONFIG,
+        "rules/devices.py",
+        "drops graphs and HCCL groups at each sleep",
+    ),
+    _ascend(
+        Kind.TEXT,
+        'os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"',
+        _NPU_PLATFORM,
+        "rules/devices.py",
+        "refuses graphs",
+        spelled="ASCEND_LAUNCH_BLOCKING",
+    ),
     _ascend(
         Kind.TEXT,
         "if self.init_snapshot.free_memory < self.requested_memory:",

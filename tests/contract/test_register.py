@@ -21,6 +21,7 @@ DEVICE_CODE = [
     WORKER / "trainer" / "packed_attention.py",
     *(WORKER / "engine" / name for name in ("sleep_controller.py", "device_extension.py", "worker_extension.py")),
     WORKER / "upstream" / "vllm_device.py",
+    WORKER / "upstream" / "vllm_graphs.py",
 ]
 CHECKED = [contract for contract in CONTRACTS if contract.kind is not Kind.RECORDED]
 
@@ -111,6 +112,36 @@ def test_every_name_that_the_device_code_takes_is_registered() -> None:
     assert {"mem_get_info", "tms_pause", "TMS_INIT_ENABLE", "aclrtMallocAlign32"} <= used
     assert {"npu_fusion_attention", "sleep", "wake_up", "kv_caches", "topk_topp_sampler"} <= used
     assert used - registered - OWN - ON_CPU_TOO == set()
+
+
+_POOLS = ("use_memory_pool", "_maybe_get_memory_pool_context")
+
+
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [(Source.VLLM, "vllm/v1/worker/gpu_worker.py"), (Source.VLLM_ASCEND, "vllm_ascend/worker/worker.py")],
+)
+def test_graphs_are_captured_outside_of_the_memory_that_sleeps(source: Source, file: str) -> None:
+    tree = ast.parse((sources.root(source) / file).read_text())
+    functions = {node.name: ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert any(pool in functions["load_model"] for pool in _POOLS)
+    captures = functions["compile_or_warm_up_model"]
+    assert "self.model_runner.capture_model()" in captures
+    assert not any(pool in captures for pool in _POOLS)
+
+
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [
+        (Source.VLLM, "vllm/v1/worker/gpu_model_runner.py"),
+        (Source.VLLM_ASCEND, "vllm_ascend/worker/model_runner_v1.py"),
+    ],
+)
+def test_tokens_are_drawn_outside_of_the_model_that_is_captured(source: Source, file: str) -> None:
+    tree = ast.parse((sources.root(source) / file).read_text())
+    functions = {node.name: ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert "self.model" in functions["_model_forward"]
+    assert "sample" not in functions["_model_forward"]
 
 
 def test_the_document_is_up_to_date() -> None:

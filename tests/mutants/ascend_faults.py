@@ -25,11 +25,25 @@ ASCEND_FAULTS = (
         _REFUSED,
     ),
     Fault(
-        "graphs are captured on NPUs, with weights of an earlier step",
+        "graphs are captured on NPUs with a task queue that torch_npu refuses",
         "crds/rljob_api/rules/devices.py",
-        "        lambda s: s.rollout.graph_mode,\n",
-        "        lambda s: False,\n",
+        "    if spec.resources.tuning.task_queue_enable == 2:\n",
+        "    if False:\n",
         _REFUSED,
+    ),
+    Fault(
+        "captured graphs go on with a weight that lies elsewhere by now",
+        "worker/rljob_worker/upstream/vllm_graphs.py",
+        "            if before != now:\n",
+        "            if False:\n",
+        "tests/worker/engine/test_engine_platforms.py",
+    ),
+    Fault(
+        "an engine goes on without the graphs that were asked for",
+        "worker/rljob_worker/engine/sleep_controller.py",
+        "        if min(found) == 0:\n",
+        "        if False:\n",
+        "tests/worker/engine/test_engine_platforms.py",
     ),
     Fault(
         "torch may take the memory that the memory saver needs, which then ends the process",

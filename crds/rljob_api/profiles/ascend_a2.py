@@ -79,9 +79,6 @@ PROFILE = HardwareProfile(
     head_environment=_HEAD,
     # Weights in the NZ layout cannot be updated in place.
     engine_environment={"VLLM_ASCEND_ENABLE_NZ": "0"},
-    # A capture refuses TASK_QUEUE_ENABLE=2 (NPUGraph.cpp:155), and graphs hold on to weights that change (vime issue
-    # 157, vllm-ascend RFC 10072).
-    captures_graphs=False,
     returns_experts=False,
     verifies_drafts=False,
     refused_engine_args={

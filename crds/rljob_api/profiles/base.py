@@ -93,8 +93,6 @@ class HardwareProfile:
     """Variables of the head pod, which has no devices."""
     engine_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of engine processes."""
-    captures_graphs: bool = True
-    """Whether an engine may run captured graphs (`rollout.graphMode`) while its weights change."""
     returns_experts: bool = True
     """Whether an engine tells the experts of each token (`rollout.routerReplay`)."""
     verifies_drafts: bool = True

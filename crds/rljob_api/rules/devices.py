@@ -113,6 +113,38 @@ def _visible(spec: Any) -> Iterator[Finding]:
                 yield Finding(("environment", place, name), "Ray gives each process its devices", "leave it out")
 
 
+_NO_CAPTURE = "no graph (rollout.graphMode) is captured with it"
+
+
+def _graphs(spec: Any) -> Iterator[Finding]:
+    """Settings with which torch_npu and vllm-ascend capture no graphs, or lose them."""
+    if not spec.rollout.graph_mode or PROFILES[spec.resources.profile].kind != "npu":
+        return
+    queue = "0, 1, or leave it out: engines then have 1, trainers the profile's"
+    # torch_npu, NPUGraph.cpp:155; vllm_ascend/platform.py.
+    if spec.resources.tuning.task_queue_enable == 2:
+        yield Finding(("resources", "tuning", "taskQueueEnable"), _NO_CAPTURE, queue)
+    if spec.environment.rollout.get("TASK_QUEUE_ENABLE") == "2":
+        yield Finding(("environment", "rollout", "TASK_QUEUE_ENABLE"), _NO_CAPTURE, queue)
+    blocking = "ASCEND_LAUNCH_BLOCKING"
+    for place in ("variables", "rollout"):
+        if getattr(spec.environment, place).get(blocking) == "1":
+            yield Finding(("environment", place, blocking), _NO_CAPTURE, "0, or leave it out")
+    if spec.resources.overrides.environment.get(blocking) == "1":
+        yield Finding(("resources", "overrides", "environment", blocking), _NO_CAPTURE, "0, or leave it out")
+    given = {name: spec.rollout.engine_args.get(name) for name in ("additional_config", "compilation_config")}
+    additional, compilation = (value if isinstance(value, dict) else {} for value in given.values())
+    if additional.get("enable_sleep_mode_extra_cleanup"):
+        yield Finding(
+            ("rollout", "engineArgs", "additional_config", "enable_sleep_mode_extra_cleanup"),
+            "each sleep destroys captured graphs (rollout.graphMode) and their HCCL groups, each waking captures anew",
+            "leave it out",
+        )
+    if compilation.get("mode", 3) not in (3, "VLLM_COMPILE"):
+        wrong = "vllm-ascend captures graphs (rollout.graphMode) of what vLLM compiles alone"
+        yield Finding(("rollout", "engineArgs", "compilation_config", "mode"), wrong, "3, or leave it out")
+
+
 def _rows_rule() -> Rule:
     npus = _names(lambda profile: profile.kind == "npu")
     return Rule(
@@ -130,18 +162,9 @@ def _rows_rule() -> Rule:
     )
 
 
-DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible)}
+DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible, _graphs)}
 
 DEVICES = (
-    _unable_rule(
-        "captures_graphs",
-        lambda s: s.rollout.graph_mode,
-        "!self.rollout.graphMode",
-        field="rollout.graphMode",
-        wrong="captured graphs would go on with weights of an earlier step, and torch_npu captures none with"
-        " TASK_QUEUE_ENABLE=2",
-        off="false",
-    ),
     _unable_rule(
         "verifies_drafts",
         lambda s: s.rollout.speculative is not None,

@@ -206,7 +206,7 @@ class RolloutSpec(ApiModel):
     max_batched_tokens: TokenCount | None = None
     """Tokens an engine takes in one scheduler step; default: vLLM's."""
     graph_mode: bool = False
-    """Graph capture / compilation instead of eager execution."""
+    """On NPUs and GPUs replay captured graphs of decoding steps; on CPU compile the model."""
     prefix_caching: bool = True
     """Reuse the KV cache of shared prompt prefixes within a step."""
     engine_args: Annotated[

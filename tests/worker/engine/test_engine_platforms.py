@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from rljob_worker.devices.kinds import COMPUTE_VARIABLE, device_kind
 from rljob_worker.engine.arguments import engine_arguments
 from rljob_worker.engine.device_extension import DeviceWorkerExtension
 from rljob_worker.engine.environment import engine_environment
+from rljob_worker.engine.graphs import capture_sizes
 from rljob_worker.engine.kv_caches import kv_cache_storages
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.sleep_controller import DeviceSleepController
-from rljob_worker.errors import UserError
+from rljob_worker.errors import UserError, WeightSyncError
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.upstream.vllm_graphs import GraphMemory, model_of
 
 
 def spec(model: Path, profile: str, **rollout: Any) -> RLJobSpec:
@@ -112,12 +115,15 @@ class Vllm:
 
     def __init__(self) -> None:
         self.free, self.calls = 40, []
+        self.captured: list[int] = []
         self.model_executor = types.SimpleNamespace()
         self.engine_core = types.SimpleNamespace(reset_encoder_cache=lambda: self.calls.append("reset_encoder_cache"))
 
     def collective_rpc(self, method: str) -> list[Any]:
         if method == "rljob_device_memory":
             return [(self.free, 100)]
+        if method == "rljob_captured_graphs":
+            return self.captured
         self.calls.append(method)
         return [20 if method == "rljob_weight_bytes" else None]
 
@@ -198,6 +204,167 @@ def test_sizes_count_each_storage_once() -> None:
     tied = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3, bias=False), "b": torch.nn.Linear(2, 3, bias=False)})
     tied["b"].weight = tied["a"].weight
     assert extension(tied).rljob_weight_bytes() == 2 * 3 * 4
+
+
+SIZES = [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(("profile", "compilation"), [("ascend-a2", 3), ("cuda", 0)])
+def test_graphs_of_decoding_steps(profile: str, compilation: int, model: Path) -> None:
+    from vllm.config import CompilationMode, CUDAGraphMode
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = engine_arguments(spec(model, profile, graphMode=True), str(model))
+    assert arguments["enforce_eager"] is False
+    taken = EngineArgs(**arguments).compilation_config  # type: ignore[arg-type]
+    assert (taken.mode, taken.cudagraph_mode) == (CompilationMode(compilation), CUDAGraphMode.FULL_DECODE_ONLY)
+    assert taken.cudagraph_capture_sizes == SIZES
+    extra: Any = arguments.get("additional_config")
+    assert (extra is None) == (profile == "cuda")
+    assert extra is None or not any([extra["weight_nz_mode"], *extra["ascend_compilation_config"].values()])
+    eager = engine_arguments(spec(model, profile), str(model))
+    assert "compilation_config" not in eager
+    assert eager["enforce_eager"] is True
+    assert "compilation_config" not in engine_arguments(spec(model, "cpu", graphMode=True), str(model))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sizes"),
+    [
+        ({"maxNumSeqs": 1}, [1]),
+        ({"maxNumSeqs": 24}, [1, 2, 4, 8, 16, 24]),
+        ({"speculative": {"draftTokens": 3}}, [4 * size for size in SIZES]),
+        ({"engineArgs": {"max_cudagraph_capture_size": 12}}, [1, 2, 4, 8, 12]),
+        ({"engineArgs": {"compilation_config": {"cudagraph_capture_sizes": [3, 1]}}}, [1, 3]),
+        ({"engineArgs": {"cudagraph_capture_sizes": [8, 2]}}, [2, 8]),
+    ],
+)
+def test_sizes_that_are_captured(rollout: dict[str, Any], sizes: list[int], model: Path) -> None:
+    job = spec(model, "cuda", graphMode=True, **rollout)
+    assert capture_sizes(job) == sizes
+    given = engine_arguments(job, str(model))
+    assert ("cudagraph_capture_sizes" in given) != ("cudagraph_capture_sizes" in given["compilation_config"])  # type: ignore[operator]
+
+
+def test_the_users_settings_of_graphs_come_over_ours(model: Path) -> None:
+    own = {
+        "compilation_config": {"cudagraph_mode": "FULL"},
+        "additional_config": {"ascend_compilation_config": {"enable_npugraph_ex": True}},
+    }
+    arguments = engine_arguments(spec(model, "ascend-a2", graphMode=True, engineArgs=own), str(model))
+    assert arguments["compilation_config"] == {"mode": 3, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": SIZES}
+    additional: Any = arguments["additional_config"]
+    assert additional["weight_nz_mode"] == 0
+    assert [name for name, on in additional["ascend_compilation_config"].items() if on] == ["enable_npugraph_ex"]
+
+
+def test_experts_are_not_captured_on_npus(model: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    folder = json.loads((model / "config.json").read_text())
+    mixture = ModelConfig.from_hf(
+        folder | experts | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    )
+    for profile, kind, graphs in (("ascend-a2", "npu", False), ("cuda", "cuda", True)):
+        engine_platform(kind).check_model(spec(model, profile, graphMode=graphs), mixture)
+    engine_platform("npu").check_model(spec(model, "ascend-a2", graphMode=True), ModelConfig.from_hf(folder))
+    with pytest.raises(UserError, match=r"spec\.rollout\.graphMode: vllm-ascend keeps experts in a layout of its own"):
+        engine_platform("npu").check_model(spec(model, "ascend-a2", graphMode=True), mixture)
+
+
+def test_an_engine_that_went_on_without_graphs_is_refused() -> None:
+    vllm = Vllm()
+    vllm.captured = [6, 6]
+    controller = DeviceSleepController(vllm, lambda: None)  # type: ignore[arg-type]
+    controller.check_graphs()
+    vllm.captured = [6, 0]
+    with pytest.raises(UserError, match=r"spec\.rollout\.graphMode: .* no graph of a decoding step in 1 of 2 workers"):
+        controller.check_graphs()
+
+
+class Wrapper:
+    """vLLM's `CUDAGraphWrapper`, as far as the model inside is asked for."""
+
+    def __init__(self, runnable: torch.nn.Module, graphs: list[object]) -> None:
+        self.runnable = runnable
+        self.concrete_cudagraph_entries = {i: types.SimpleNamespace(cudagraph=graph) for i, graph in enumerate(graphs)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runnable, name)
+
+    def unwrap(self) -> torch.nn.Module:
+        return self.runnable
+
+
+def test_the_model_is_the_one_that_is_captured() -> None:
+    model = torch.nn.Linear(2, 2)
+    worker = extension(Wrapper(model, [object(), None, object()]))  # type: ignore[arg-type]
+    assert model_of(worker.model_runner) is model
+    assert worker.rljob_captured_graphs() == 2
+    assert extension(model).rljob_captured_graphs() == 0
+    assert worker.rljob_weight_bytes() == 6 * 4
+
+
+def layer_that_derives() -> torch.nn.Module:
+    layer = torch.nn.Linear(2, 2)
+    layer.register_buffer("scale", torch.ones(1))
+    layer.impl = types.SimpleNamespace(absorbed=torch.ones(2))
+    layer.plain = torch.ones(3)
+    return layer
+
+
+def put_elsewhere(layer: Any) -> None:
+    layer.weight.data = layer.weight.data.clone()
+
+
+def another_parameter(layer: Any) -> None:
+    layer.bias = torch.nn.Parameter(layer.bias.data.clone())
+
+
+def another_buffer(layer: Any) -> None:
+    layer.scale = layer.scale.clone()
+
+
+def derived_anew(layer: Any) -> None:
+    layer.impl.absorbed = layer.impl.absorbed.clone()
+
+
+def kept_anew(layer: Any) -> None:
+    layer.plain = layer.plain.clone()
+
+
+MOVES = {
+    "layers.0.weight": put_elsewhere,
+    "layers.0.bias": another_parameter,
+    "layers.0.scale": another_buffer,
+    "layers.0.impl.absorbed": derived_anew,
+    "layers.0.plain": kept_anew,
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_what_graphs_hold_on_to_must_stay(name: str) -> None:
+    model: Any = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer_that_derives()])})
+    caches = {7: 64}
+    memory = GraphMemory(model, lambda: caches)
+    memory.begin(iter(()))
+    for parameter in model.parameters():
+        parameter.data.add_(1.0)
+    model.layers[0].impl.absorbed.add_(1.0)
+    memory.check()
+    MOVES[name](model.layers[0])
+    with pytest.raises(WeightSyncError, match=rf"^{re.escape(name)} lies elsewhere .*rollout\.graphMode to false"):
+        memory.check()
+
+
+def test_modules_that_are_packed_and_caches_that_moved_are_refused() -> None:
+    caches = {7: 64}
+    memory = GraphMemory(torch.nn.Linear(1, 1), lambda: caches)  # type: ignore[arg-type]
+    with pytest.raises(WeightSyncError, match=r"model\.experts packs its weights anew .*rollout\.graphMode to false"):
+        memory.begin(iter(["model.experts", "model.other"]))
+    memory.begin(iter(()))
+    caches = {8: 64}
+    with pytest.raises(WeightSyncError, match="the KV cache lies elsewhere"):
+        memory.check()
 
 
 def test_no_method_of_a_worker_is_overridden() -> None:

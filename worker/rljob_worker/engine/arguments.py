@@ -87,7 +87,10 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
         own["lora_target_modules"] = adapted_names(model_folder, lora)
     if rollout.router_replay:
         own["enable_return_routed_experts"] = True
-    own |= engine_platform(device_kind(spec.resources).name).arguments(spec)
+    platform = engine_platform(device_kind(spec.resources).name)
+    own |= platform.arguments(spec)
+    if rollout.graph_mode:
+        own |= platform.graphs(spec)
     clashes = sorted((own.keys() - MERGED) & rollout.engine_args.keys())
     if clashes:
         raise UserError(

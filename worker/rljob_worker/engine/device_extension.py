@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from rljob_worker.engine.kv_caches import kv_cache_storages
 from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.upstream.vllm_device import Parameters, parameters_of, put_back, return_asked_log_probs
+from rljob_worker.upstream.vllm_graphs import GraphMemory, captured_graphs, model_of
 
 
 class DeviceWorkerExtension(WorkerExtension):
@@ -18,9 +20,18 @@ class DeviceWorkerExtension(WorkerExtension):
     _rljob_parameters: Parameters = []
 
     def rljob_prepare(self) -> None:
-        """Have the sampler return the log-probabilities that the engine's arguments ask for, too."""
+        """Have the sampler return the log-probabilities that the engine's arguments ask for, too, and remember what
+        captured graphs hold on to."""
         return_asked_log_probs(self.model_runner)
         super().rljob_prepare()
+        if self.rljob_captured_graphs():
+            self._rljob_graphs = GraphMemory(
+                model_of(self.model_runner), lambda: kv_cache_storages(self.model_runner.kv_caches)
+            )
+
+    def rljob_captured_graphs(self) -> int:
+        """Graphs of decoding steps that this worker has captured."""
+        return captured_graphs(self.model_runner)
 
     def rljob_device_memory(self) -> tuple[int, int]:
         """Free and total bytes of this worker's device, after what is queued there."""
@@ -31,13 +42,14 @@ class DeviceWorkerExtension(WorkerExtension):
 
     def rljob_weight_bytes(self) -> int:
         """Bytes of the model's parameters and buffers."""
-        tensors = [*self.model_runner.model.parameters(), *self.model_runner.model.buffers()]
+        model = model_of(self.model_runner)
+        tensors = [*model.parameters(), *model.buffers()]
         storages = (tensor.untyped_storage() for tensor in tensors)
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def rljob_note_parameters(self) -> None:
         """Remember the model's parameters for `rljob_restore_parameters`."""
-        self._rljob_parameters = parameters_of(self.model_runner.model)
+        self._rljob_parameters = parameters_of(model_of(self.model_runner))
 
     def rljob_restore_parameters(self) -> int:
         """Put back parameters that were replaced since; returns how many."""

@@ -152,6 +152,8 @@ class Engine(SerialCalls):
             )
             self._service = RequestService(self._loop)
             self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
+            if self.spec.rollout.graph_mode:
+                self._sleep_controller.check_graphs()
             if self.devices is None:
                 self.devices = self._sleep_controller.devices()
             loaded = time.perf_counter()

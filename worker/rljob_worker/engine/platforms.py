@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rljob_api.rules.model_config import CPU_HEAD_SIZES
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.engine.cpu_libraries import check_cpu_libraries
+from rljob_worker.engine.graphs import graph_arguments
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
@@ -17,10 +18,14 @@ from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
 if TYPE_CHECKING:
     from rljob_worker.engine.sleep_controller import SleepController
 
-MERGED = {"additional_config"}
+MERGED = {"additional_config", "compilation_config"}
 """Arguments that a platform makes of its own values and the user's."""
 CPU_KV_CACHE_BYTES = 2**30
 _NZ_OFF = {"weight_nz_mode": 0}
+_REWRITES = ("enable_npugraph_ex", "fuse_norm_quant", "fuse_qknorm_rope", "fuse_allreduce_rms", "fuse_muls_add")
+"""Settings by which vllm-ascend replaces operators of what it compiles."""
+_CAPTURE_ALONE, _COMPILE = 0, 3
+"""vLLM's `CompilationMode`: NONE and VLLM_COMPILE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class EnginePlatform:
     """Refuses a model that trains here but that the engine cannot generate with; UserError."""
     prepare: Callable[[], None]
     """Called in the engine's process before vLLM is imported."""
+    graphs: Callable[[RLJobSpec], dict[str, object]]
+    """Engine arguments of `rollout.graphMode`, over the others."""
 
 
 def engine_platform(kind: str) -> EnginePlatform:
@@ -119,6 +126,25 @@ def _npu_arguments(spec: RLJobSpec) -> dict[str, object]:
     return _device_arguments(spec) | {"additional_config": given | _NZ_OFF}
 
 
+def _cuda_graphs(spec: RLJobSpec) -> dict[str, object]:
+    """The kernels that run without graphs, captured: nothing is compiled, and rounding stays."""
+    return graph_arguments(spec, _CAPTURE_ALONE)
+
+
+def _npu_graphs(spec: RLJobSpec) -> dict[str, object]:
+    """vllm-ascend 0.23 captures only what vLLM compiles (`NPUModelRunner._use_aclgraph`); without its `npugraph_ex` and
+    its fusions the compiled model has the operators that run without graphs."""
+    given = _npu_arguments(spec)["additional_config"]
+    assert isinstance(given, dict)
+    own = dict.fromkeys(_REWRITES, False) | (given.get("ascend_compilation_config") or {})
+    return graph_arguments(spec, _COMPILE) | {"additional_config": given | {"ascend_compilation_config": own}}
+
+
+def _compiled_alone(_spec: RLJobSpec) -> dict[str, object]:
+    """vLLM compiles the model on CPU; there is nothing to capture."""
+    return {}
+
+
 def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
     return {}
 
@@ -131,6 +157,14 @@ def _cuda_environment(_spec: RLJobSpec) -> dict[str, str]:
 def _any_model(_spec: RLJobSpec, _model: ModelFacts) -> None: ...
 
 
+def _check_npu_model(spec: RLJobSpec, model: ModelFacts) -> None:
+    if spec.rollout.graph_mode and any(model.moe_layers):
+        raise UserError(
+            "spec.rollout.graphMode: vllm-ascend keeps experts in a layout of its own, into which each new version is "
+            "packed; captured graphs of such modules were not tried: use false"
+        )
+
+
 def _nothing() -> None: ...
 
 
@@ -141,7 +175,12 @@ _PLATFORMS = {
         _cpu_sleep_controller,
         _check_cpu_model,
         check_cpu_libraries,
+        _compiled_alone,
     ),
-    "cuda": EnginePlatform(_device_arguments, _cuda_environment, _device_sleep_controller, _any_model, _nothing),
-    "npu": EnginePlatform(_npu_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
+    "cuda": EnginePlatform(
+        _device_arguments, _cuda_environment, _device_sleep_controller, _any_model, _nothing, _cuda_graphs
+    ),
+    "npu": EnginePlatform(
+        _npu_arguments, _no_variables, _device_sleep_controller, _check_npu_model, _nothing, _npu_graphs
+    ),
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rljob_worker.engine.device_extension import DeviceWorkerExtension
 from rljob_worker.engine.reports import EngineSlept, EngineWoke, MemoryReading
 from rljob_worker.engine.worker_extension import CpuWorkerExtension, WorkerExtension
+from rljob_worker.errors import UserError
 from rljob_worker.host.memory import process_resident_bytes
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ class SleepController(ABC):
     def wake(self) -> EngineWoke:
         """Take weights that were kept and the KV cache back."""
 
+    @abstractmethod
+    def check_graphs(self) -> None:
+        """Look whether graphs were captured, on devices.
+
+        Raises:
+            UserError: they were asked for, and vLLM went on without.
+        """
+
     def kv_cache_bytes(self) -> int:
         """Size of the KV cache in one worker."""
         return self._on_workers(WorkerExtension.rljob_kv_cache_bytes)[0]
@@ -94,6 +103,9 @@ class SleepController(ABC):
 
 class CpuSleepController(SleepController):
     """vLLM cannot sleep on CPU: the KV cache's pages are given back, the packed weights stay where they are."""
+
+    def check_graphs(self) -> None:
+        """Nothing to look at: on CPU the model is compiled."""
 
     def after_warm_up(self) -> None:
         """The pages that it touched."""
@@ -153,6 +165,15 @@ class DeviceSleepController(SleepController):
         resumed = -self._freed(lambda: self._engine.wake_up())
         self.forget_prefixes()
         return EngineWoke(resumed, self.memory())
+
+    def check_graphs(self) -> None:
+        """Look for captured graphs of whole decoding steps, in each worker."""
+        found = self._on_workers(DeviceWorkerExtension.rljob_captured_graphs)
+        if min(found) == 0:
+            raise UserError(
+                f"spec.rollout.graphMode: vLLM captured no graph of a decoding step in {found.count(0)} of "
+                f"{len(found)} workers: the model's attention cannot be captured on this device; use false"
+            )
 
     def memory(self) -> MemoryReading:
         """The devices' too."""

@@ -8,6 +8,7 @@ from rljob_api import derived
 from rljob_api.spec import MemorySaverMode, RLJobSpec, TrainingBackend
 from rljob_worker.host.sockets import is_local_name
 from rljob_worker.models.facts import ModelFacts
+from rljob_worker.planning.engine import GRAPH_BYTES
 from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
 from rljob_worker.planning.memory import PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES
 from rljob_worker.planning.tables import GIB, MemoryPlan
@@ -59,10 +60,16 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
         f"{'HCCL' if kind == 'npu' else 'NCCL'} holds 2 x {spec.hccl.buffer_size_mb or 200} MiB a communicator "
         "and nothing else",
     ]
+    if plan.engine.graphs:
+        lines.append(
+            f"each captured size of a decoding step takes {GRAPH_BYTES / GIB * 1024:g} MiB, awake and asleep "
+            f"({plan.engine.graphs // GRAPH_BYTES} sizes): not measured"
+        )
     if not derived.divides_devices(spec):
         lines += [
             "the trainer's allocator gives its cache back before the engine's weights wake, and loses nothing to gaps",
-            "the engine sleeps at level 2: nothing of it stays on the device or goes to the host",
+            "the engine sleeps at level 2: nothing of it goes to the host, and nothing stays on the device"
+            + (" but its graphs" if plan.engine.graphs else ""),
         ]
     if spec.memory_saver.mode is not MemorySaverMode.OFF and not derived.divides_devices(spec):
         lines.append("the memory saver keeps a pinned copy of all that it pauses, awake too")

@@ -110,9 +110,11 @@ class Planner:
         trainer_communicators = communicator_bytes(spec, job, trainer_groups(model, job))
         self._with_trainer = {"staging slots": slots, "communicators": trainer_communicators, "runtime": runtime}
         self._with_engine = {"staging slots": slots, "communicators": engine_communicators, "runtime": runtime}
+        graphs = {"graphs": self.engine.graphs}
         # The slots of a device that both share are the trainer's, and the engine opens them.
         self._always = {name: nbytes + self._with_engine[name] for name, nbytes in self._with_trainer.items()}
-        self._always["staging slots"] = slots
+        self._always |= {"staging slots": slots} | graphs
+        self._with_engine |= graphs
         self._of_judge = {"runtime": runtime}
         if self._judge is not None:
             self._of_judge |= {"judge": self._judge.weights, "judge cache": self._judge.cache}

@@ -17,6 +17,7 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
+from rljob_worker.upstream.vllm_graphs import GraphMemory, model_of
 from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
 from rljob_worker.weightsync.messages import (
     BeginSync,
@@ -296,6 +297,8 @@ class WeightLandingExtension:
     """Rank of this worker in its engine."""
     _rljob_end: tuple[tuple[str, list[str], str], Receiver, SyncPlan] | None = None
     _rljob_layout: Places | None = None
+    _rljob_graphs: GraphMemory | None = None
+    """None where the engine replays no captured graphs."""
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         """vLLM makes its worker in every worker process, before groups and model: what is changed there is, here."""
@@ -313,8 +316,8 @@ class WeightLandingExtension:
         """Open a sync; an unfinished one is given up.
 
         Raises:
-            WeightSyncError: the slots are not there, the trainers have another plan, or the plan's tensors are not
-                those of the engine's model.
+            WeightSyncError: the slots are not there, the trainers have another plan, the plan's tensors are not those
+                of the engine's model, or captured graphs would not see them.
         """
         started = time.perf_counter()
         known = (message["route"], message["slots"], message["plan"])
@@ -331,9 +334,11 @@ class WeightLandingExtension:
         if self._rljob_sync is not None:
             self._rljob_sync.give_up()
             self._rljob_sync = None
-        model = self.model_runner.model
+        model = model_of(self.model_runner)
         if self._rljob_layout is None or not self._rljob_layout.holds(model):
             self._rljob_layout = _places(self.model_runner, plan, message["version"])
+        if self._rljob_graphs is not None:
+            self._rljob_graphs.begin(self._rljob_layout.packed())
         self._rljob_sync = Landing(self._rljob_layout, plan, receiver, message["version"])
         return {"seconds": {"begin": time.perf_counter() - started}}
 
@@ -371,6 +376,8 @@ class WeightLandingExtension:
         started = time.perf_counter()
         landing = self._open_sync(message["version"])
         tensors = landing.finish(message["names"], self.model_runner.model_config)
+        if self._rljob_graphs is not None:
+            self._rljob_graphs.check()
         self._rljob_sync = None
         return {"version": message["version"], "tensors": tensors, "seconds": {"finish": time.perf_counter() - started}}
 
@@ -389,10 +396,10 @@ def _plan(message: BeginSync, route: Route) -> SyncPlan:
 
 
 def _places(runner: ModelRunner, plan: SyncPlan, version: int) -> Places:
-    adapters = getattr(runner, "lora_manager", None)
+    adapters, model = getattr(runner, "lora_manager", None), model_of(runner)
     try:
         if adapters is not None:
-            return AdapterPlaces(runner.model, adapters._adapter_manager, plan.shapes, plan.torch_dtype)
-        return ModelLayout(runner.model, plan.shapes, plan.torch_dtype)
+            return AdapterPlaces(model, adapters._adapter_manager, plan.shapes, plan.torch_dtype)
+        return ModelLayout(model, plan.shapes, plan.torch_dtype)
     except WeightSyncError as error:
         raise WeightSyncError(f"version {version}: {error}") from error

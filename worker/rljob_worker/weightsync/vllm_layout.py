@@ -200,6 +200,10 @@ class Places(ABC):
     def _target(self, copy: Copy) -> torch.Tensor:
         return copy.target.on(self._owners[copy.module].parameter(copy.parameter))
 
+    def packed(self) -> Iterator[str]:
+        """Names of modules that do not compute with what copies are made into."""
+        return (name for name, module in self._owners.items() if not module.lands_in_place())
+
     def place_back(self) -> None:
         """Give up what an unfinished sync has begun."""
         for module in self._owners.values():
