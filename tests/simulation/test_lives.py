@@ -29,6 +29,7 @@ def play_all(folder: Path, seeds: Iterable[int]) -> None:
             raise
 
 
+@pytest.mark.timeout(7200 if LIVES > 60 else 600)
 def test_any_life_keeps_the_invariants(tmp_path: Path) -> None:
     play_all(tmp_path, range(FIRST, FIRST + LIVES))
 
