@@ -211,6 +211,7 @@ fsdp_ranks.CASES = {
     "experts_tp2": (2, "moe", TP2, run),
     "experts_ep2": (2, "moe", MEGATRON | {"expertParallel": 2}, run),
     "cp2": (2, "dense", MEGATRON | {"contextParallel": 2}, run),
+    "fsdp_cp2": (2, "dense", {"contextParallel": 2}, run),
     "megatron": (2, "dense", MEGATRON | {"maxTokensPerMicroBatch": 16}, run),
     "two_updates": (2, "dense", {"globalBatchSize": 8, "maxTokensPerMicroBatch": 16}, run),
     "three": (3, "dense", {"critic": CRITIC | {"updatesPerStep": 2}, "globalBatchSize": 8}, run),

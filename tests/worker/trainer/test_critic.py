@@ -31,7 +31,7 @@ GAMMA, LAMBDA = 0.97, 0.9
 FEW = ["one", "two", "two_resumed", "two_to_one", "between", "fresh", "lora"]
 FEW += ["tp2", "tp2_resumed", "tp2_to_fsdp", "two_to_pp2", "tp2_between", "pp2"]
 MANY = ["two", "two_updates", "three", "two_to_three", "released"]
-MANY += ["experts", "experts_tp2", "experts_ep2", "cp2", "megatron"]
+MANY += ["experts", "experts_tp2", "experts_ep2", "cp2", "fsdp_cp2", "megatron"]
 
 
 def launch(folder: Path, ranks: int, cases: list[str]) -> Results:
@@ -250,9 +250,10 @@ def test_more_ranks_and_more_updates(many: Results) -> None:
 
 @LONG
 @pytest.mark.parametrize(
-    ("case", "other"), [("cp2", "two"), ("megatron", "two"), ("experts_tp2", "experts"), ("experts_ep2", "experts")]
+    ("case", "other"),
+    [("cp2", "two"), ("fsdp_cp2", "two"), ("megatron", "two"), ("experts_tp2", "experts"), ("experts_ep2", "experts")],
 )
-def test_megatrons_ranks_agree_with_fsdps(many: Results, case: str, other: str) -> None:
+def test_megatrons_ranks_and_divided_rows_agree_with_fsdps(many: Results, case: str, other: str) -> None:
     for got, want in zip(many[case]["steps"], many[other]["steps"], strict=True):
         np.testing.assert_allclose(got["values"], want["values"], atol=1e-4)
         for name in ("critic/value_loss", "critic/grad_norm"):
