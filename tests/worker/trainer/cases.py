@@ -18,9 +18,11 @@ from unittest import mock
 
 import numpy as np
 import torch
+from support.brought import Brought
 
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.sleeping import Region
+from rljob_worker.trainer import state_buckets
 from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.trainer.megatron import rank_state
 from rljob_worker.trainer.megatron.models.convert import local_pieces
@@ -154,14 +156,29 @@ def steps(process: Process, count: int = 3, model: str = "dense", **training: An
 
 
 def offload_moved(process: Process, **training: Any) -> Result:
-    """Train as on a device with memory of its own: the state is brought there for each update."""
-    with mock.patch.object(rank_state, "OptimizerState", _state_on_host):
-        return steps(process, optimizer={"hostOffload": True}, **training)
+    """Train as on a device with memory of its own: the state is brought there for each update, bucket by bucket."""
+    with (
+        mock.patch.object(rank_state, "OptimizerState", _StateOnHost),
+        mock.patch.object(state_buckets, "BUCKET_ELEMENTS", 10_000),
+    ):
+        return steps(process, optimizer={"hostOffload": True}, **training) | {"state": _StateOnHost.seen}
 
 
-def _state_on_host(optimizer: Any, ddp: Any, region: Region, *, on_host: bool) -> OptimizerState:
-    assert not on_host, "on the CPU there is nowhere to move it"
-    return OptimizerState(optimizer, ddp, region, on_host=True)
+class _StateOnHost(OptimizerState):
+    """Counts what is brought for an update."""
+
+    seen: dict[str, int]
+
+    def __init__(self, optimizer: Any, ddp: Any, region: Region, *, on_host: bool) -> None:
+        assert not on_host, "on the CPU there is nowhere to move it"
+        super().__init__(optimizer, ddp, region, on_host=True)
+        sizes = [sum(entry.main.numel() for entry in self._entries[bucket]) for bucket in self._buckets]
+        _StateOnHost.seen = {"tensors": len(self.flats), "bucket": max(sizes), "all": sum(sizes), "peak": 0}
+
+    def apply(self) -> None:
+        with Brought() as brought:
+            super().apply()
+        _StateOnHost.seen["peak"] = max(_StateOnHost.seen["peak"], brought.peak)
 
 
 MANY_TERMS = {

@@ -26,6 +26,7 @@ from rljob_worker.memory.arena import Arena
 from rljob_worker.models import adapters
 from rljob_worker.models.adapters import merged
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer import state_buckets
 from rljob_worker.trainer.fsdp import optimizer, rank_state
 from rljob_worker.trainer.trainer import Trainer
 
@@ -204,7 +205,7 @@ def non_finite(trainer: Trainer, _folder: Path) -> Result:
 def on_host(*args: Any, **kwargs: Any) -> optimizer.ShardedAdamW:
     """The optimizer as on a device with memory of its own, and in many buckets."""
     assert not kwargs.pop("on_host"), "on the CPU there is nowhere to move it"
-    with mock.patch.object(optimizer, "BUCKET_ELEMENTS", 10_000):
+    with mock.patch.object(state_buckets, "BUCKET_ELEMENTS", 10_000):
         made = optimizer.ShardedAdamW(*args, **kwargs, on_host=True)
     assert len(made._buckets) > 2
     return made

@@ -298,6 +298,15 @@ def test_recompute_offload_and_memory_saver_change_no_bit(results: Results) -> N
     assert all(torch.equal(tensor, expected[name]) for name, tensor in moved.items())
 
 
+@pytest.mark.parametrize(("case", "tensors"), [("offload_moved", 2), ("offload_moved_bf16", 3)])
+def test_an_offloaded_state_comes_a_bucket_at_a_time(results: Results, case: str, tensors: int) -> None:
+    seen = results[case]["state"]
+    assert seen["tensors"] == tensors
+    assert seen["bucket"] < seen["all"] / 3
+    # And a number of updates for each of a bucket's parameters.
+    assert 0 <= seen["peak"] - 4 * tensors * seen["bucket"] < 100
+
+
 @of_terms
 def test_several_updates_use_old_log_probs_and_move_further(results: Results) -> None:
     first = results["one_terms"]["metrics"][0]

@@ -11,6 +11,7 @@ from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import HEAD, embedding, final_norm, hf_manifest, layer_prefix
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.planning.job_shape import JobShape
+from rljob_worker.trainer.state_buckets import largest_bucket
 
 _FP32 = 4
 
@@ -24,7 +25,9 @@ class RankParameters:
     experts: int
     """Sharded over `expert_dp` ranks."""
     largest: int
-    """Bytes of its largest tensor."""
+    """Elements of its largest tensor."""
+    at_once: int
+    """Elements of Megatron's largest parameter, at most: it may be two tensors of a layer."""
 
     @property
     def total(self) -> int:
@@ -41,7 +44,7 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
     buffers (to 64 elements a parameter, `lcm(dp, 128)` a buffer) is left out: less than 1 % of any real model.
     """
     layers = tuple(layer_prefix(model, layer) for layer in job.layers(model, stage))
-    dense = experts = largest = 0
+    dense = experts = largest = in_layers = 0
     for name, shape in hf_manifest(model):
         count = math.prod(shape)
         if name in (embedding(model), HEAD):
@@ -59,14 +62,15 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
             continue
         if ".experts." in name:
             experts += count
-            largest = max(largest, count // job.trainers.expert_tp)
+            in_layers = max(in_layers, count // job.trainers.expert_tp)
         elif "norm" in name or name.endswith("mlp.gate.weight"):
             dense += count
         else:
             dense += count // job.trainers.tp
-            largest = max(largest, count // job.trainers.tp)
+            in_layers = max(in_layers, count // job.trainers.tp)
     # All experts are alike, so those of one rank are this part of all.
-    return RankParameters(dense, experts // (job.trainers.ep * job.trainers.expert_tp), largest)
+    experts //= job.trainers.ep * job.trainers.expert_tp
+    return RankParameters(dense, experts, max(largest, in_layers), max(largest, 2 * in_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def training_state(parameters: RankParameters, job: JobShape, precision: Precisi
             parameters.dense if job.trainers.dp > 1 else 0,
             parameters.experts if job.trainers.expert_dp > 1 else 0,
         ),
-        on_device=optimizer,
+        on_device=flats * largest_bucket(round(own), parameters.at_once) * _FP32,
     )
 
 

@@ -145,6 +145,10 @@ class DistributedDataParallel(Protocol):
         """Before a pass."""
         ...
 
+    def start_param_sync(self) -> None:
+        """Gather what each rank has updated; collective."""
+        ...
+
     def __call__(
         self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, *, packed_seq_params: object
     ) -> Tensor:

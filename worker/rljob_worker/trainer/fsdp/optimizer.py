@@ -11,9 +11,7 @@ from torch.optim.adamw import adamw
 
 from rljob_api.spec import OptimizerSpec
 from rljob_worker.memory.sleeping import Region
-
-BUCKET_ELEMENTS = 2**24
-"""Elements of the state that are brought to the device at a time, where it is kept on the host."""
+from rljob_worker.trainer.state_buckets import buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,17 @@ class ShardedAdamW:
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         """Update all rows, given the gradient of each."""
         for bucket in self._buckets:
-            homes = [*(flat[bucket.span] for flat in self.flats), self.steps[bucket.places]]
-            device = self._rows[bucket.names[0]].device
-            here = [home.to(device, copy=True) for home in homes] if self._on_host else homes
-            self._step(self._states(bucket, here[:2], here[2]), gradients, learning_rate)
-            if self._on_host:
-                for home, tensor in zip(homes, here, strict=True):
-                    home.copy_(tensor)
+            self._update(bucket, gradients, learning_rate)
+
+    def _update(self, bucket: _Bucket, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Update one bucket; its state leaves the device when this returns, before the next one comes."""
+        homes = [*(flat[bucket.span] for flat in self.flats), self.steps[bucket.places]]
+        device = self._rows[bucket.names[0]].device
+        here = [home.to(device, copy=True) for home in homes] if self._on_host else homes
+        self._step(self._states(bucket, here[:2], here[2]), gradients, learning_rate)
+        if self._on_host:
+            for home, tensor in zip(homes, here, strict=True):
+                home.copy_(tensor)
 
     def _states(self, bucket: _Bucket, flats: list[Tensor], steps: Tensor) -> dict[str, RowsState]:
         found: dict[str, RowsState] = {}
@@ -119,12 +121,9 @@ class _Bucket:
 
 
 def _buckets(rows: Mapping[str, Tensor]) -> Iterator[_Bucket]:
-    names: list[str] = []
-    start = end = place = 0
-    for name, tensor in rows.items():
-        if names and end + tensor.numel() - start > BUCKET_ELEMENTS:
-            yield _Bucket(names, slice(start, end), slice(place, place + len(names)))
-            start, place, names = end, place + len(names), []
-        names.append(name)
-        end += tensor.numel()
-    yield _Bucket(names, slice(start, end), slice(place, place + len(names)))
+    names, sizes = list(rows), [tensor.numel() for tensor in rows.values()]
+    start = 0
+    for places in buckets(sizes):
+        end = start + sum(sizes[places])
+        yield _Bucket(names[places], slice(start, end), places)
+        start = end

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rljob_worker.memory.sleeping import Region
+from rljob_worker.trainer.state_buckets import buckets
 from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -49,9 +51,10 @@ class OptimizerState:
             optimizer: Megatron's chained distributed optimizers.
             ddp: the model that they update.
             region: where the tensors sleep.
-            on_host: they live in pinned host memory, and are on the device in `present` alone.
+            on_host: they live in pinned host memory, and are on the device bucket by bucket in `apply` alone.
         """
         names = {param: name for name, param in ddp.module.named_parameters()}
+        self._optimizer, self._ddp = optimizer, ddp
         self._entries = list(_entries(optimizer, names))
         self._on_host = on_host
         total = sum(entry.main.numel() for entry in self._entries)
@@ -65,7 +68,8 @@ class OptimizerState:
         for entry in self._entries:
             if entry.owned:
                 self.flats[2][entry.span].copy_(entry.main)
-        self._work_on(self.flats, self._steps)
+        self._buckets = list(_buckets(self._entries))
+        self._work_on(self._whole, self.flats, self._steps)
         self.shards: list[Shard] = []
         for entry, step in zip(self._entries, self._steps, strict=True):
             master = self.flats[2][entry.span] if entry.owned else entry.main.detach()
@@ -78,29 +82,66 @@ class OptimizerState:
         return len(self.flats) == 3
 
     @contextmanager
-    def present(self) -> Iterator[None]:
-        """Around an update: the state is on the device."""
-        if not self._on_host:
-            yield
-            return
-        homes = [*self.flats, self._steps]
-        here = [home.to(self._device, copy=True) for home in homes]
-        self._work_on(here[:-1], here[-1])
+    def updating(self) -> Iterator[None]:
+        """Around an update: masters take gradients, wherever their values are."""
+        if self._on_host and self.owns_masters:
+            # Of the same shape on the device, without memory: no value is read before its bucket comes.
+            nothing = torch.zeros((), device=self._device)
+            for entry in self._entries:
+                if entry.owned:
+                    entry.hold(nothing.expand(entry.main.numel()))
         try:
             yield
         finally:
-            for home, tensor in zip(homes, here, strict=True):
-                home.copy_(tensor)
-            self._work_on(self.flats, self._steps)
+            if self._on_host:
+                self._work_on(self._whole, self.flats, self._steps)
 
-    def _work_on(self, flats: list[Tensor], steps: Tensor) -> None:
-        """Have the optimizers compute with these tensors."""
-        for entry, step in zip(self._entries, steps, strict=True):
-            span = entry.span
+    def apply(self) -> None:
+        """Update all parameters with the gradients that are ready; collective."""
+        if not self._on_host:
+            self._optimizer.step_with_ready_grads()
+            return
+        for bucket in self._buckets:
+            self._update(bucket)
+        self._ddp.start_param_sync()
+
+    @property
+    def _whole(self) -> slice:
+        return slice(0, len(self._entries))
+
+    @torch.no_grad()
+    def _update(self, bucket: slice) -> None:
+        """Update one bucket; its state leaves the device when this returns, before the next one comes."""
+        entries = self._entries[bucket]
+        span = slice(entries[0].span.start, entries[-1].span.stop)
+        homes = [*(flat[span] for flat in self.flats), self._steps[bucket]]
+        here = [home.to(self._device, copy=True) for home in homes]
+        self._work_on(bucket, here[:-1], here[-1], gradients=[entry.main.grad for entry in entries])
+        with _alone(entries):
+            entries[0].inner.step()
+        for entry in entries:
             if entry.owned:
-                # A gradient is of one update, and where its master is.
-                entry.main.grad = None
-                entry.main.data = flats[2][span]
+                entry.of_model().copy_(entry.main)
+        for home, tensor in zip(homes, here, strict=True):
+            home.copy_(tensor)
+        self._work_on(bucket, homes[:-1], homes[-1])
+
+    def _work_on(
+        self,
+        bucket: slice,
+        flats: list[Tensor],
+        steps: Tensor,
+        gradients: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        """Have the optimizers compute with these tensors, a bucket's; masters get these gradients, or none."""
+        entries = self._entries[bucket]
+        start = entries[0].span.start if entries else 0
+        given = gradients or [None] * len(entries)
+        for entry, step, gradient in zip(entries, steps, given, strict=True):
+            span = slice(entry.span.start - start, entry.span.stop - start)
+            if entry.owned:
+                entry.hold(flats[2][span])
+                entry.main.grad = gradient
             entry.inner.state[entry.main].update(step=step, exp_avg=flats[0][span], exp_avg_sq=flats[1][span])
 
 
@@ -109,6 +150,8 @@ class _Entry:
     """A shard as Megatron has it."""
 
     name: str
+    parameter: Parameter
+    """The model's."""
     start: int
     """Its first element in the flat parameter."""
     inner: torch.optim.Optimizer
@@ -117,6 +160,49 @@ class _Entry:
     """Whether `main` is a copy of its own, and no view of the parameter."""
     span: slice
     """Its place in the flat tensors."""
+
+    def hold(self, values: Tensor) -> None:
+        """Give a master that is a copy of its own these values, and no gradient: one of another device is refused."""
+        self.main.grad = None
+        self.main.data = values
+
+    def of_model(self) -> Tensor:
+        """The same elements in the model's parameter; a view."""
+        return self.parameter.data.view(-1)[self.start : self.start + self.main.numel()]
+
+
+def _buckets(entries: Sequence[_Entry]) -> Iterator[slice]:
+    """Buckets of entries that one optimizer updates, as slices of all."""
+    first = 0
+    for _, group in groupby(entries, key=lambda entry: id(entry.inner)):
+        sizes = [entry.main.numel() for entry in group]
+        for places in buckets(sizes):
+            yield slice(first + places.start, first + places.stop)
+        first += len(sizes)
+
+
+@contextmanager
+def _alone(entries: Sequence[_Entry]) -> Iterator[None]:
+    """Inside, the optimizer of these entries has no others.
+
+    Raises:
+        RuntimeError: it counts updates of all its parameters at once, so that each bucket would count as one.
+    """
+    groups = entries[0].inner.param_groups
+    everything = [group["params"] for group in groups]
+    wanted = {id(entry.main) for entry in entries}
+    for group in groups:
+        group["params"] = [main for main in group["params"] if id(main) in wanted]
+    try:
+        yield
+    finally:
+        for group, params in zip(groups, everything, strict=True):
+            group["params"] = params
+    if any("step" in group for group in groups):
+        kind = type(entries[0].inner).__name__
+        raise RuntimeError(
+            f"training.optimizer.hostOffload: {kind} counts updates in its groups, as torch's AdamW does not"
+        )
 
 
 def _entries(optimizer: ChainedOptimizer, names: Mapping[Parameter, str]) -> Iterator[_Entry]:
@@ -132,5 +218,5 @@ def _entries(optimizer: ChainedOptimizer, names: Mapping[Parameter, str]) -> Ite
                 for model_param, main in zip(model_group, main_group, strict=True):
                     end = start + main.numel()
                     first = part._get_model_param_range_map(model_param)["param"].start
-                    yield _Entry(names[model_param], first, part.optimizer, main, owned, slice(start, end))
+                    yield _Entry(names[model_param], model_param, first, part.optimizer, main, owned, slice(start, end))
                     start = end

@@ -35,7 +35,7 @@ class Updater:
         if not math.isfinite(metrics["loss"]):
             return UpdateResult(metrics, math.nan, self._everywhere(bad_micro_batches(update, loss, rows)))
         optimizer = self._rank.optimizer
-        with self._rank.state.present():
+        with self._rank.state.updating():
             optimizer.prepare_grads()
             norm = float(optimizer.get_grad_norm())
             if not math.isfinite(norm):
@@ -43,7 +43,7 @@ class Updater:
             self._clip(norm)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
-            optimizer.step_with_ready_grads()
+            self._rank.state.apply()
         return UpdateResult(metrics, norm, None)
 
     def _router_mismatch(self, replay: ExpertReplay) -> float:
