@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: ascend-wheels chart docs release help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants test-next image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: ascend-wheels chart docs release help install quickstart tracker-packages peft-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants test-next image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -13,6 +13,7 @@ RUNS := runs
 LOCK_HASH := $(shell sha256sum $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_HASH)
 TRACKERS_STAMP := $(VENV)/trackers/installed
+PEFT_STAMP := $(VENV)/peft/installed
 DOCS_STAMP := $(VENV)/docs/installed
 NEXT_STAMP := $(VENV)/next/installed
 
@@ -78,13 +79,21 @@ $(TRACKERS_STAMP): $(STAMP) requirements/trackers.txt
 
 tracker-packages: $(TRACKERS_STAMP) ## The packages of all experiment trackers, in .venv/trackers, where RLJob finds them
 
-test: $(STAMP) $(TRACKERS_STAMP) ## All tests, in three processes side by side; those on a Kubernetes control plane need root and Go, and say so
+# Tests alone load adapters with it. What it needs beside accelerate is in the lock file.
+$(PEFT_STAMP): $(STAMP) requirements/peft.txt
+	@rm -rf $(VENV)/peft
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target $(VENV)/peft -r requirements/peft.txt
+	@touch $@
+
+peft-packages: $(PEFT_STAMP) ## PEFT, which tests load exported adapters with, in .venv/peft
+
+test: $(STAMP) $(TRACKERS_STAMP) $(PEFT_STAMP) ## All tests, in three processes side by side; those on a Kubernetes control plane need root and Go, and say so
 	@$(BIN)/python -m pytest --numprocesses 3 $(TEST_ARGS)
 
 test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control plane
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
-test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed in every phase, every write refused, generations interrupted, every fault on a real node; compared bit for bit
+test-faults: $(STAMP) $(TRACKERS_STAMP) $(PEFT_STAMP) cluster-programs ## Every process killed in every phase, every write refused, generations interrupted, every fault on a real node; compared bit for bit
 	@RLJOB_FAULTS=all $(BIN)/python -m pytest $$(grep -rlE --include="test_*.py" "^from support.samples import .*(ALL|drawn|unless_)" tests) $(TEST_ARGS)
 
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
@@ -169,6 +178,8 @@ lock: $(STAMP) ## Resolve the lock files anew
 		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/trackers.txt
 	@printf 'mkdocs-material\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/docs.txt
+	@printf 'peft\naccelerate\n' | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/peft.txt
 	@printf 'hatchling\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 --constraints $(LOCK) \
 		--generate-hashes --no-header --no-annotate --quiet -o requirements/build.txt
 	@$(call lock_over_base,ascend,worker)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from pictures_process import CONFIGS
 from safetensors.torch import load_file
 from support.architectures import ARCHITECTURES
+from support.peft_adapters import PEFT, SCRIPT, needs_peft, trained_adapters
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from rljob_api.spec import LoraSpec, OptimizerSpec, RandomModel, TrainingBackend
+from rljob_api.spec import LoraSpec, RandomModel, TrainingBackend
 from rljob_worker.errors import UserError
 from rljob_worker.models import adapters
 from rljob_worker.models.adapters import LoraLinear, adapted_modules, add_adapters, first_a, rows_digest
@@ -26,7 +26,6 @@ from rljob_worker.models.merged_model import MergedModel, save_peft_folder
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
 from rljob_worker.models.transformers_model import TransformersModel
-from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 
 
 def linear(dtype: torch.dtype, *, bias: bool) -> tuple[LoraLinear, Tensor]:
@@ -142,80 +141,10 @@ def written(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return tmp_path / "model"
 
 
-def trained_adapters(folder: Path, lora: LoraSpec) -> dict[str, Tensor]:
-    model = build_hf_model(folder)
-    add_adapters(model, lora, torch.float32, "x")
-    generator = torch.Generator().manual_seed(3)
-    return {
-        name: torch.randn(parameter.shape, generator=generator) * 0.1
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def saved_adapters(base: Path, folder: Path) -> tuple[LoraSpec, dict[str, Tensor]]:
-    """Adapters of a base, which PEFT finds in a folder."""
-    lora = LoraSpec(rank=4, alpha=6, targets=["q_proj", "o_proj"])
-    trained = trained_adapters(base, lora)
-    save_peft_folder(folder, base, lora, trained, str(base))
-    return lora, trained
-
-
-def gradient_of(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-TOKENS = torch.arange(3, 30)[None]
-
-
-@torch.no_grad()
-def test_a_merged_model_computes_as_peft_and_its_base_is_checked(written: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    lora, trained = saved_adapters(written, tmp_path / "peft")
-    base = AutoModelForCausalLM.from_pretrained(written)
-    before = base(TOKENS).logits
-    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "peft")
-    whole = AutoModelForCausalLM.from_pretrained(written)
-    tensors = dict(MergedModel(written, lora, trained, torch.float32).tensors())
-    assert tensors.keys() == load_file(written / "model.safetensors").keys()
-    whole.load_state_dict({name: tensors.get(name, tensor) for name, tensor in whole.state_dict().items()})
-    after = adapted(TOKENS).logits
-    torch.testing.assert_close(whole(TOKENS).logits, after, atol=1e-5, rtol=0)
-    assert float((after - before).abs().max()) > 0.01
-
-
-def test_an_update_is_that_of_peft(written: Path, tmp_path: Path) -> None:
-    """Loss, gradients and one Adam step of the same adapters on the same base."""
-    peft = pytest.importorskip("peft")
-    lora, trained = saved_adapters(written, tmp_path / "peft")
-    base = AutoModelForCausalLM.from_pretrained(written)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft", is_trainable=True).eval()
-    ours: Any = build_hf_model(written)
-    add_adapters(ours, lora, torch.float32, "x")
-    weights = AutoModelForCausalLM.from_pretrained(written).state_dict() | {
-        name: tensor.clone() for name, tensor in trained.items()
-    }
-    ours.load_state_dict(weights, assign=True)
-    rows = {name: ours.get_parameter(name).requires_grad_() for name in trained}
-    frozen = {name: p for name, p in ours.named_parameters() if name not in trained}
-    for parameter in frozen.values():
-        parameter.requires_grad_(False)
-    beside = {name: theirs.get_parameter(f"base_model.model.{name}.default.weight") for name in trained}
-    losses = [model(TOKENS, labels=TOKENS).loss for model in (ours, theirs)]
-    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=0)
-    for loss in losses:
-        loss.backward()
-    # Adam divides by a gradient's size: an epsilon that is no smaller than noise keeps noise small.
-    spec = OptimizerSpec(lr=0.01, eps=1e-4)
-    gradients = {name: gradient_of(parameter) for name, parameter in rows.items()}
-    with torch.no_grad():
-        ShardedAdamW(rows, spec, nullcontext, on_host=False).step(gradients, spec.lr)
-    torch.optim.Adam(beside.values(), lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps).step()
-    for name, row in rows.items():
-        torch.testing.assert_close(gradients[name], gradient_of(beside[name]), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(row, beside[name], atol=1e-5, rtol=0)
-        assert float((row.detach() - trained[name]).abs().max()) > 1e-3
+@needs_peft
+@pytest.mark.parametrize("what", ["merged", "update"])
+def test_peft_computes_the_same(what: str, written: Path, tmp_path: Path) -> None:
+    run_script(TRAINER, SCRIPT, [PEFT, what, written, tmp_path / "adapters"])
 
 
 def test_adapters_as_peft_names_them(written: Path, tmp_path: Path) -> None:
