@@ -8,6 +8,14 @@ MODELS = "tests/worker/models/test_transformers_model.py"
 ROWS = "tests/worker/planning/test_fsdp_rows.py"
 ADAPTERS = "tests/worker/models/test_adapters.py"
 ADAPTED_RANKS = "tests/worker/trainer/test_fsdp_lora.py"
+VIEWS = "tests/worker/models/test_checkpoint_views.py"
+RANKS = "tests/worker/trainer/test_fsdp.py::test_any_number_of_ranks_and_blocks_is_megatron"
+RELEASED = "tests/worker/trainer/test_fsdp.py::test_groups_that_go_asleep_change_no_bit"
+ATTENTION = "tests/worker/trainer/test_fsdp_attention.py"
+SEEING = "tests/worker/engine/test_pictures_on_engine.py::test_trainer_and_engine_see_the_same_pictures"
+MANY_TOKENS = "tests/worker/engine/test_pictures_on_engine.py::test_none_of_many_sampled_tokens_is_a_placeholder"
+CRITIC = "tests/worker/trainer/test_critic.py::test_values_advantages_and_updates_are_those_of_float64_loops"
+STATE = "tests/worker/trainer/test_trainer.py::test_an_offloaded_state_comes_a_bucket_at_a_time"
 
 FSDP_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -100,5 +108,103 @@ FSDP_FAULTS: tuple[Fault, ...] = (
         'return scaled(self._shards.trained[f"{name}.{B}"], self._modules[name].scale)',
         'return self._shards.trained[f"{name}.{B}"].clone()',
         ADAPTED_RANKS,
+    ),
+    Fault(
+        "weights of the root that stay gathered after a pass",
+        "worker/rljob_worker/trainer/fsdp/model.py",
+        "                unit.reshard()\n",
+        "                pass\n",
+        RANKS,
+    ),
+    Fault(
+        "shards over the group of all ranks, which FSDP keeps when groups are released",
+        "worker/rljob_worker/trainer/fsdp/rank_state.py",
+        "shard = [dist.new_group(line) for line in ranks.tolist()][layout.rank // layout.shards]",
+        "shard = dist.group.WORLD",
+        RELEASED,
+    ),
+    Fault(
+        "a padding token whose row is never trained",
+        "worker/rljob_worker/models/hf_model.py",
+        "    model.get_input_embeddings().padding_idx = None\n",
+        "",
+        RANKS,
+    ),
+    Fault(
+        "a cap of attention's logits left to torch's kernel, which has none",
+        "worker/rljob_worker/models/hf_model.py",
+        'kind._supports_sdpa and getattr(config, "attn_logit_softcapping", None) is None',
+        "kind._supports_sdpa",
+        VIEWS,
+    ),
+    Fault(
+        "a row's attention without its cap",
+        "worker/rljob_worker/trainer/fsdp/attention.py",
+        "if softcap is None and s_aux is None and window is None",
+        "if s_aux is None and window is None",
+        ATTENTION,
+    ),
+    Fault(
+        "rows of a transposed tensor read as if it were not",
+        "worker/rljob_worker/models/checkpoint_views.py",
+        "return place, RowsView(place.shape, self.stride, offset)",
+        "return place, RowsView(place.shape, self.stride[::-1], offset)",
+        VIEWS,
+    ),
+    Fault(
+        "a tensor of the checkpoint that is the model's transposed",
+        "worker/rljob_worker/models/checkpoint_views.py",
+        "if name in shapes and shapes[name] != shape\n",
+        "if name in shapes and sorted(shapes[name]) != sorted(shape)\n",
+        VIEWS,
+    ),
+    Fault(
+        "rows of a checkpoint's tensor one after those that are held",
+        "worker/rljob_worker/models/checkpoint_views.py",
+        "place = TensorSlice(self.name, self.shape, dim, low - start, high - low)",
+        "place = TensorSlice(self.name, self.shape, dim, min(low - start + 1, length - high + low), high - low)",
+        VIEWS,
+    ),
+    Fault(
+        "a buffer of the checkpoint left out",
+        "worker/rljob_worker/models/hf_model.py",
+        "    _check_buffers(model, where)\n",
+        "",
+        VIEWS,
+    ),
+    Fault(
+        "features of pictures that outlive the weights that made them",
+        "worker/rljob_worker/engine/sleep_controller.py",
+        "        self._engine.engine_core.reset_encoder_cache()\n",
+        "",
+        SEEING,
+    ),
+    Fault(
+        "placeholders of pictures that are sampled",
+        "worker/rljob_worker/engine/sampling.py",
+        "    if sampling.forbidden:\n",
+        "    if False:\n",
+        MANY_TOKENS,
+    ),
+    Fault(
+        "a critic's values of the token after",
+        "worker/rljob_worker/trainer/fsdp/model.py",
+        "return TokenValues.of_critic(table) if wanted",
+        "return TokenValues.of_critic(table.roll(-1, 0)) if wanted",
+        CRITIC,
+    ),
+    Fault(
+        "an offloaded state that comes all at once",
+        "worker/rljob_worker/trainer/state_buckets.py",
+        "if place > first and held + size > BUCKET_ELEMENTS:",
+        "if False:",
+        STATE,
+    ),
+    Fault(
+        "a bucket that updates its neighbours too",
+        "worker/rljob_worker/trainer/megatron/optimizer_state.py",
+        '[main for main in group["params"] if id(main) in wanted]',
+        'list(group["params"])',
+        "tests/worker/trainer/test_trainer.py::test_recompute_offload_and_memory_saver_change_no_bit",
     ),
 )

@@ -1,7 +1,7 @@
 """Run as a program: log-probabilities of prompts with pictures, by an engine or by a trainer of the same folder.
 
-`pictures_process.py engine|trainer KIND FOLDER OUT [SEQUENCES]`: the engine generates and scores, and keeps what it did
-for the trainer, which has a process of its own.
+`pictures_process.py engine|trainer|many KIND FOLDER OUT`: the engine generates and scores, and keeps what it did for
+the trainer, which has a process of its own; `many` counts placeholders among many sampled tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.random_model import make_random_model
-from rljob_worker.types import GenerationRequest, Picture, SamplingParams
+from rljob_worker.types import GenerationRequest, Picture, Prompt, SamplingParams
 
 TEXT = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,6 +41,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": VISION | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
     },
 }
+
+MANY_SAMPLES, MANY_TOKENS = 105, 240
+"""Samples of each of four prompts, and tokens of a sample: 100,800 tokens."""
 
 
 def spec_of(kind: str, rows: Path) -> RLJobSpec:
@@ -93,11 +96,8 @@ def features_in(engine: Any) -> list[int]:
     return [len(core.scheduler.encoder_cache_manager.cached), len(runner.encoder_cache)]
 
 
-def in_engine(kind: str, folder: Path) -> dict[str, Any]:
-    from rljob_worker.engine.engine import Engine
-
-    spec = spec_of(kind, write_rows(folder))
-    model = folder / "model"
+def make_model(spec: RLJobSpec, model: Path) -> list[Prompt]:
+    """The folder of a model whose pictures matter, and the prompts of the rows."""
     prepare_tokenizer(spec, model)
     assert spec.model.random is not None
     make_random_model(spec.model.random, model, model)
@@ -105,7 +105,14 @@ def in_engine(kind: str, folder: Path) -> dict[str, Any]:
     # Larger than a model begins with, so that what it sees matters.
     larger = {name: tensor * 4 if tensor.dim() > 1 else tensor for name, tensor in weights.items()}
     save_file(larger, model / "model.safetensors", metadata={"format": "pt"})
-    prompts = PromptSource(spec, load_tokenizer(model)).prompts_of([f"rows/{row}" for row in range(4)])
+    return PromptSource(spec, load_tokenizer(model)).prompts_of([f"rows/{row}" for row in range(4)])
+
+
+def in_engine(kind: str, folder: Path) -> dict[str, Any]:
+    from rljob_worker.engine.engine import Engine
+
+    spec, model = spec_of(kind, write_rows(folder)), folder / "model"
+    prompts = make_model(spec, model)
     facts = PictureFacts.of_folder(model)
     engine = Engine(as_json(spec), index=0, model_folder=str(model), devices=[0])
     engine.start()
@@ -134,6 +141,29 @@ def in_engine(kind: str, folder: Path) -> dict[str, Any]:
         "remembered": remembered,
         "forgotten": forgotten,
     }
+
+
+def many_tokens(kind: str, folder: Path) -> dict[str, Any]:
+    """Tokens sampled, and those of them that stand for pictures: with placeholders forbidden, and with none."""
+    from rljob_worker.engine.engine import Engine
+
+    spec, model = spec_of(kind, write_rows(folder)), folder / "model"
+    lengths = {"max_response_tokens": MANY_TOKENS, "kv_cache_bytes": 2**27}
+    spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update=lengths)})
+    prompts = make_model(spec, model)
+    placeholders = PictureFacts.of_folder(model).placeholders
+    engine = Engine(as_json(spec), index=0, model_folder=str(model), devices=[0])
+    engine.start()
+    counts = {}
+    for which, forbidden, each in (("forbidden", placeholders, MANY_SAMPLES), ("allowed", (), 10)):
+        requests = [
+            GenerationRequest(one.token_ids, seed, pictures=one.pictures) for one in prompts for seed in range(each)
+        ]
+        sampling = SamplingParams(max_tokens=MANY_TOKENS, ignore_eos=True, forbidden=forbidden)
+        tokens = np.concatenate([answer.token_ids for answer in engine.generate(requests, sampling, 0)])
+        counts[which] = [len(tokens), int(np.isin(tokens, placeholders).sum())]
+    engine.shutdown(process_ends=True)
+    return counts
 
 
 def in_trainer(kind: str, folder: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +196,9 @@ def in_trainer(kind: str, folder: Path, found: dict[str, Any]) -> dict[str, Any]
 if __name__ == "__main__":
     torch.set_num_threads(1)
     role, kind, folder, out = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-    result = in_engine(kind, folder) if role == "engine" else in_trainer(kind, folder, json.loads(out.read_text()))
-    if role == "engine":
+    if role == "trainer":
+        result = in_trainer(kind, folder, json.loads(out.read_text()))
+    else:
+        result = (many_tokens if role == "many" else in_engine)(kind, folder)
         out.write_text(json.dumps(result))
     print("RESULT " + json.dumps(result), flush=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from pictures_process import spec_of
-from support.samples import drawn
+from support.samples import drawn, unless_all
 from support.warm.client import WarmProcess
 from support.warm.protocol import ENGINE, TRAINER
 from support.warm.scripts import variables_of
 
 HERE = Path(__file__).parent
-ROLES = {"engine": ENGINE, "trainer": TRAINER}
+ROLES = {"engine": ENGINE, "many": ENGINE, "trainer": TRAINER}
 
 
 def result_of(role: str, kind: str, folder: Path) -> dict[str, Any]:
@@ -42,3 +42,12 @@ def test_trainer_and_engine_see_the_same_pictures(kind: str, tmp_path: Path) -> 
     trainer = result_of("trainer", kind, tmp_path)
     assert max(trainer["prompt_distance"]) <= 1e-4, trainer
     assert max(trainer["sampled_distance"]) <= 1e-4, trainer
+
+
+@pytest.mark.slow
+@unless_all("a hundred thousand tokens")
+def test_none_of_many_sampled_tokens_is_a_placeholder(tmp_path: Path) -> None:
+    found = result_of("many", "qwen2_5_vl", tmp_path)
+    assert found["forbidden"] == [100_800, 0]
+    tokens, placeholders = found["allowed"]
+    assert placeholders > tokens / 1000, "the model would sample them"

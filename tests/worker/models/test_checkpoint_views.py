@@ -157,6 +157,7 @@ def test_headers_decide() -> None:
     for name, wrong, message in (
         ("model.norm.weight", None, "folder: tensor model.norm.weight is missing"),
         ("model.norm.weight", (5,), r"tensor model.norm.weight has shape \(5,\), the model's is \(128,\)"),
+        ("model.layers.0.mlp.up_proj.weight", (128, 96), r"has shape \(128, 96\), the model's is \(96, 128\)"),
         ("lm_head.weight", (67, 128), "tensor lm_head.weight is not part of the model"),
     ):
         given = {n: s for n, s in shapes.items() if n != name} | ({name: wrong} if wrong else {})

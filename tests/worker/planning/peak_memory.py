@@ -1,7 +1,8 @@
 """Measures the memory of a trainer's step beyond what it keeps between steps; `test_peak_memory.py` starts it.
 
-Called as `python peak_memory.py FOLDER PORT KEPT BLOCK`, of which the last two are bytes of `algorithms.output_layer`.
-The last line of its output is a JSON object.
+Called as `python peak_memory.py FOLDER STORE KEPT BLOCK [RANK]`: KEPT and BLOCK are bytes of `algorithms.output_layer`.
+With a rank it is one of two with FSDP, and has half of twice as many samples. The last line of its output is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ SPEC: dict[str, Any] = {
     "resources": {"profile": "cpu"},
     "memorySaver": {"trainMemoryMargin": "0"},
 }
+RANKS = 2
+EQUAL = (512,) * 4
+"""Tokens of each sample of a rank with FSDP."""
+WITH_FSDP: dict[str, Any] = SPEC | {
+    "rollout": SPEC["rollout"] | {"promptsPerStep": RANKS},
+    "training": SPEC["training"] | {"backend": "FSDP", "maxTokensPerMicroBatch": sum(EQUAL)},
+    "resources": {"profile": "cpu", "devicesPerNode": RANKS},
+}
 
 
 def batch(lengths: tuple[int, ...]) -> TrainBatch:
@@ -48,15 +57,16 @@ def resident(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def main(folder: Path, store: Path, kept: int, block: int) -> None:
+def main(folder: Path, store: Path, kept: int, block: int, rank: int | None = None) -> None:
     libc = ctypes.CDLL(None)
     # What is freed is given back at once, so that resident is what is in use.
     assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
     output_layer.KEPT_BYTES["cpu"], output_layer.BLOCK_BYTES["cpu"] = kept, block
+    spec, lengths, ranks = (SPEC, LENGTHS, 1) if rank is None else (WITH_FSDP, EQUAL * RANKS, RANKS)
     trainer = Trainer(
-        SPEC,
-        rank=0,
-        world_size=1,
+        spec,
+        rank=rank or 0,
+        world_size=ranks,
         store=f"file://{store}",
         secret="of-a-test",
         model_folder=str(folder),
@@ -64,11 +74,11 @@ def main(folder: Path, store: Path, kept: int, block: int) -> None:
     )
     trainer.setup()
     sampling = SamplingParams(max_tokens=max(LENGTHS))
-    trainer.train(batch((PROMPT + 8,) * 4), sampling, 1)
+    trainer.train(batch((PROMPT + 8,) * len(lengths)), sampling, 1)
     libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
-    report = trainer.train(batch(LENGTHS), sampling, 2)
+    report = trainer.train(batch(lengths), sampling, 2)
     assert report.applied, report.detail
     print(json.dumps({"peak": resident("VmHWM") - before, "micro_batches": report.detail["micro_batches"]}))
     trainer.close()

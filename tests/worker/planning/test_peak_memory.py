@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peak_memory import LENGTHS, PROMPT, SPEC
+from peak_memory import EQUAL, LENGTHS, PROMPT, RANKS, SPEC, WITH_FSDP
 from safetensors.torch import save_file
 from support.samples import drawn
 from support.warm.protocol import TRAINER
@@ -17,7 +17,9 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import output_layer
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
+from rljob_worker.models.transformers_model import TransformersModel
 from rljob_worker.planning.activations import training_pass
+from rljob_worker.planning.fsdp import fsdp_training_pass
 from rljob_worker.planning.job_shape import MicroBatch, job_shape
 from rljob_worker.planning.parameters import rank_parameters
 
@@ -60,3 +62,24 @@ def test_a_step_takes_what_is_planned(
     planned = training_pass(spec, config, job, 0, batch, rank_parameters(config, job, 0).largest)
     assert (planned.logits < responses * 16384 * 4) == (kept < 100 * MIB)
     assert planned.activations + planned.logits + planned.work == pytest.approx(measured["peak"], rel=0.15)
+
+
+@pytest.mark.parametrize("kept_logits", drawn("logits with FSDP", list(KEPT_AND_BLOCK)))
+def test_a_step_of_fsdp_takes_what_is_planned(
+    kept_logits: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the rows and moments that stay: gathered layers, gradients, activations, logits."""
+    kept, block = KEPT_AND_BLOCK[kept_logits]
+    script, store = Path(__file__).with_name("peak_memory.py"), tmp_path / "store"
+    outputs = run_script(TRAINER, script, *([model, store, kept, block, rank] for rank in range(RANKS)))
+    monkeypatch.setitem(output_layer.KEPT_BYTES, "cpu", kept)
+    monkeypatch.setitem(output_layer.BLOCK_BYTES, "cpu", block)
+    spec, whole = RLJobSpec.model_validate(WITH_FSDP), TransformersModel.from_hf(model)
+    responses = sum(EQUAL) - PROMPT * len(EQUAL)
+    batch = MicroBatch(sum(EQUAL), responses, 1, max(EQUAL), assumed_prompt=False)
+    planned = fsdp_training_pass(spec, whole, job_shape(spec, whole), batch)
+    total = planned.activations + planned.logits + planned.work + planned.gathered + planned.gradients
+    for measured in map(answer_in, outputs):
+        assert measured["micro_batches"] == 1
+        # What is gathered, and a layer's gradients, are not there with all else where logits come in blocks.
+        assert 0.5 * total < measured["peak"] < 1.1 * total, (measured, planned)
