@@ -11,6 +11,10 @@ PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z])(?:\. [^|]+)? \| ([^|]+) \| (.+) \|$", PAGE, re.MULTILINE)
 """Part, command and tests of each row."""
 
+HELD = PAGE.split("## What the backends are held to")[1].split("\n## ")[0]
+CLAIMS = re.findall(r"^\| ([^|]+) \| (`[^|]+) \|$", HELD, re.MULTILINE)
+"""Claim and what proves it."""
+
 
 def problems(tests: str) -> list[str]:
     """Problems of the tests that a row names; one with a star is of `make test-faults` alone."""
@@ -31,6 +35,18 @@ def test_each_part_has_rows() -> None:
 @pytest.mark.parametrize(("part", "command", "tests"), ROWS)
 def test_a_command_has_tests_that_are_there(part: str, command: str, tests: str) -> None:
     assert problems(tests) == [], f"{part}: {command}"
+
+
+@pytest.mark.parametrize(("claim", "proof"), CLAIMS)
+def test_a_claim_has_what_proves_it(claim: str, proof: str) -> None:
+    assert [missing(*match.groups()) for match in NAMED.finditer(proof) if missing(*match.groups())] == [], claim
+    files = re.findall(r"`((?:tests|benchmarks)/\w[\w/]*\.py)", proof)
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_every_claim_is_read() -> None:
+    assert len(CLAIMS) == sum(line.startswith("| ") for line in HELD.splitlines()) - 1 > 30
 
 
 @pytest.mark.parametrize("file", sorted(set(re.findall(r"tests/[\w/]+\.(?:py|yaml|c)\b", PAGE))))
