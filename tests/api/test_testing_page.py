@@ -10,6 +10,8 @@ from support.named_tests import NAMED, ROOT, missing, of_test_faults_alone
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z])(?:\. [^|]+)? \| ([^|]+) \| (.+) \|$", PAGE, re.MULTILINE)
 """Part, command and tests of each row."""
+ACCEPTED = re.findall(r"^\| (\w+) \| [^|]+ \| ([^|]*`(?:tests|benchmarks)/[^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE)
+"""Number of what was asked of episodes, sandboxes and judges, and what shows it."""
 
 HELD = PAGE.split("## What the backends are held to")[1].split("\n## ")[0]
 CLAIMS = re.findall(r"^\| ([^|]+) \| (`[^|]+) \|$", HELD, re.MULTILINE)
@@ -30,6 +32,7 @@ def problems(tests: str) -> list[str]:
 
 def test_each_part_has_rows() -> None:
     assert sorted({part for part, _, _ in ROWS}) == list("ABCDEFG")
+    assert len(ACCEPTED) >= 13
 
 
 @pytest.mark.parametrize(("part", "command", "tests"), ROWS)
@@ -47,6 +50,14 @@ def test_a_claim_has_what_proves_it(claim: str, proof: str) -> None:
 
 def test_every_claim_is_read() -> None:
     assert len(CLAIMS) == sum(line.startswith("| ") for line in HELD.splitlines()) - 1 > 30
+
+
+@pytest.mark.parametrize(("number", "shown"), ACCEPTED)
+def test_what_was_asked_has_tests_or_benchmarks_that_are_there(number: str, shown: str) -> None:
+    assert [one for one in problems(shown) if one != "names no test"] == []
+    benchmarks = re.findall(r"`(benchmarks/\w+\.py)`", shown)
+    assert NAMED.search(shown) or benchmarks or re.search(r"`tests/[\w/]+\.py`", shown)
+    assert all((ROOT / one).is_file() for one in benchmarks)
 
 
 @pytest.mark.parametrize("file", sorted(set(re.findall(r"tests/[\w/]+\.(?:py|yaml|c)\b", PAGE))))

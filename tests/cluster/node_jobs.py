@@ -115,11 +115,11 @@ class NodeJob:
         assert wait_until(one, SEEN_SECONDS), self.describe()
         return pods[0]
 
-    def run_in(self, role: str, *command: str) -> str:
+    def run_in(self, role: str, *command: str, seconds: float = 120.0) -> str:
         """Run a command in its head or worker pod."""
         pod = self.pod(role)
         where = (pod["metadata"]["name"], f"--container=ray-{role}", "--namespace=default")
-        return self.system.cluster.kubectl("exec", *where, "--", *command)
+        return self.system.cluster.kubectl("exec", *where, "--", *command, seconds=seconds)
 
     # --- what is done to it --------------------------------------------------------------------
 

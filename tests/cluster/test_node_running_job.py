@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kube import Kube, wait_until
-from node_attacks import SAYS, with_attacks
+from node_attacks import SAYS, attacks_of_an_environment, with_attacks
 from node_jobs import START_SECONDS, NodeJob
 from policies import policies_enforced
 from stranger import METRICS, PAGE
@@ -61,6 +61,15 @@ def test_a_reward_in_the_pod_reaches_no_secret_and_no_process(job: NodeJob) -> N
     job.wait_step(1)  # each look at the log starts a Python: none before there is something
     assert wait_until(told, START_SECONDS, 1), job.describe()
     assert all(line.startswith("[] of ") for line in said), said
+
+
+@on_the_job
+@needs_landlock
+def test_an_environment_in_the_pod_and_a_policys_program_reach_no_more(job: NodeJob) -> None:
+    job.wait("Running")
+    found = attacks_of_an_environment(job)
+    assert {action: succeeded for action, (succeeded, _) in found.items()} == {"itself": [], "program": []}
+    assert all(tried > 30 for _, tried in found.values()), found
 
 
 def ask(job: NodeJob, port: int, path: str, method: str = "GET") -> int:
