@@ -17,6 +17,7 @@ from rljob_api.validation import load_manifest
 from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.models.trained import trained_model
 from rljob_worker.planning.plan import plan_memory
+from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), unless_drawn("a job with a judge")]
 WORDS = list("abcdefghijklm")
@@ -133,3 +134,33 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     code, output = run("run", tmp_path / "job.yaml", "--output", tmp_path / "run", "--resume")
     assert code == 0, output
     assert final_state(tmp_path / "run", 1) == final_state(finished, 1)
+
+
+@unless_all("jobs of its own")
+def test_one_that_writes_is_killed_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """Its answers are random words, in some of which is a verdict."""
+    writer = write_judge(tmp_path / "judge", [*WORDS, *"0123456789"], writes=True)
+    judge = {
+        "name": "writer", "kind": "Chat", "prompt": "{{ response }}", "maxTokens": 64, "temperature": 1.0,
+        "model": {"path": str(writer), "kvCacheBytes": 2**26}, "verdict": {"pattern": "([0-9])", "min": 0, "max": 9},
+        "maxErrorShare": 1.0,
+    }  # fmt: skip
+    reward = {"name": "judge", "onError": "Score", "errorScore": -1.0}
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+        job_of = manifest(tmp_path / name, reward=reward, judges=[judge], steps=3)
+        if name == "killed":
+            fault = {"do": "kill", "process": "judge-0", "phase": "judge", "step": 3}
+            code, output = finish(start_faulty(job_of, tmp_path / name / "run", fault))
+            assert code != 0, output
+        resume = ["--resume"] if name == "killed" else []
+        code, output = run("run", job_of, "--output", tmp_path / name / "run", *resume)
+        assert code == 0, output
+    states = [final_state(tmp_path / name / "run") for name in ("calm", "killed")]
+    assert states[0] == states[1]
+    rewards = [
+        [sample["reward"] for step in (1, 2, 3) for sample in read_trajectories(tmp_path / name / "run", step)[1]]
+        for name in ("calm", "killed")
+    ]
+    assert rewards[0] == rewards[1]
+    assert len(set(rewards[0])) > 2, "verdicts, and not the score of errors alone"
