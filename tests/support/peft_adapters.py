@@ -102,10 +102,9 @@ def exported(base_folder: Path, folder: Path, merged_folder: Path) -> None:
     rounded(theirs)
     after = theirs(TOKENS).logits
     ours = AutoModelForCausalLM.from_pretrained(merged_folder, dtype=torch.float32)
-    torch.testing.assert_close(ours(TOKENS).logits, after, atol=1e-4, rtol=0)
-    moved = float((after - before).abs().max())
-    print(f"logits moved by {moved}")
-    assert moved > 1e-3
+    # Sums of products in another order may round a weight to its neighbour.
+    torch.testing.assert_close(ours(TOKENS).logits, after, atol=2e-3, rtol=0)
+    assert float((after - before).abs().max()) > 0.05
 
 
 def adapted(base: Any, folder: Path, **settings: object) -> Any:

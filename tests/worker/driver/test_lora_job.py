@@ -11,8 +11,11 @@ import torch
 import yaml
 from jobs import REPOSITORY, final_state, finish, manifest, run, start_faulty
 from safetensors.torch import load_file, save_file
+from support.peft_adapters import PEFT, SCRIPT, needs_peft
 from support.samples import unless_drawn
 from support.step_lines import read_steps
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
 
 from rljob_api.spec import LoraSpec
 from rljob_api.validation import load_manifest
@@ -113,6 +116,14 @@ def test_export_has_the_base_and_the_rows_of_both_ranks(finished: Path, tmp_path
     saved = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
     first = "model.layers.0.self_attn.q_proj.lora_A"
     assert torch.equal(saved[f"base_model.model.{first}.weight"], adapter(finished, first))
+
+
+@needs_peft
+def test_peft_loads_the_export(finished: Path, tmp_path: Path) -> None:
+    for folder, more in (("hf", []), ("adapters", ["--adapters"])):
+        code, output = run("export", finished, *more, "--step", str(STEPS), "--to", tmp_path / folder)
+        assert code == 0, output
+    run_script(TRAINER, SCRIPT, [PEFT, "exported", finished / "model", tmp_path / "adapters", tmp_path / "hf"])
 
 
 def test_a_base_that_changed_is_no_base(finished: Path, tmp_path: Path) -> None:
