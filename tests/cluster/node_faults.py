@@ -16,6 +16,8 @@ from whole_system import NAMESPACE
 
 API_SERVER_SECONDS = 30.0
 PREEMPTED = "preempted by Kueue"
+HOSTS_KILLED = "environment hosts killed"
+ENVIRONMENT_HOST = "-m rljob_worker.environments.host"
 QUEUE_CPUS = "1"
 """Room for one job of the node's, and for nothing beside it."""
 
@@ -87,6 +89,21 @@ def node_drained(job: NodeJob) -> None:
     cluster.kubectl("uncordon", NODE)
 
 
+def environment_hosts_killed(job: NodeJob) -> None:
+    """SIGKILL all processes in the head pod that hold environments; others take their places at the next turn."""
+    before = _environment_hosts(job)
+    assert before, job.describe()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: bool(_environment_hosts(job) - before), START_SECONDS, 0.25), job.describe()
+
+
+def _environment_hosts(job: NodeJob) -> set[int]:
+    """Their ids; the command line of the process that started each names the same module."""
+    lines = job.processes("head").items()
+    return {pid for pid, line in lines if ENVIRONMENT_HOST in line and "keeper" not in line}
+
+
 def preempted(job: NodeJob) -> None:
     """Kueue takes its pods for a workload of higher priority, which is there for a moment."""
     name = KueueProcess(job.system.cluster).take("default", 1000, QUEUE_CPUS)
@@ -110,7 +127,9 @@ FAULTS: dict[str, Callable[[NodeJob], None]] = {
     "node drained": node_drained,
     PREEMPTED: preempted,
 }
-HARMLESS = {"operator killed", "kubelet restarted", "API server stopped"}
+OF_EPISODES: dict[str, Callable[[NodeJob], None]] = {HOSTS_KILLED: environment_hosts_killed}
+"""Faults of a job with environments."""
+HARMLESS = {"operator killed", "kubelet restarted", "API server stopped", HOSTS_KILLED}
 """Faults that no attempt of the driver may notice."""
 
 

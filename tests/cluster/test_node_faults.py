@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import pytest
+import yaml
 from dashboard_queries import dashboard_queries
 from images import REPOSITORY
-from jobs import final_state, run
+from jobs import KV_CACHE_BYTES, final_state, run
 from kube import wait_until
 from kueue_process import FLAVOR_LABEL, running_kueue
 from node_cluster import NODE
-from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
+from node_faults import FAULTS, HARMLESS, HOSTS_KILLED, OF_EPISODES, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
 from support.samples import ALL, SEED, unless_drawn
 from whole_system import WholeSystem
@@ -37,19 +39,43 @@ SETTINGS = (
     "failurePolicy.maxRestarts=6",
 )
 RESTART_PANELS = ("rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A")
+ENVIRONMENT_PANELS = ("rljob-job: Environments A", "rljob-job: Failures of environments A")
+EPISODES = ("model", "data", "episodes", "algorithm", "rollout", "training", "evaluation")
+"""Sections that make the node's job one of examples/frozen-lake.yaml; its reward is that of any with environments."""
 CHOSEN = [(random.Random(SEED).choice(["engine killed", "head pod deleted", PREEMPTED]),)]
 PAIRS = random.Random(FIXED_SEED).sample(list(combinations(FAULTS, 2)), 10)
-CASES = [*((name,) for name in FAULTS), *PAIRS] if ALL else CHOSEN
+CALM_SECONDS = 1200.0
+"""A minute where nothing runs beside it."""
+WITH_EPISODES = (HOSTS_KILLED,) * 3, (HOSTS_KILLED, "engine killed")
+CASES = [*((name,) for name in FAULTS), *PAIRS, *WITH_EPISODES] if ALL else CHOSEN
+Calm = Callable[[tuple[str, ...]], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """State at the end of a run that nothing happened to: without a cluster, by `rljob run`."""
-    folder = tmp_path_factory.mktemp("calm") / "run"
-    settings = [f"--set=spec.{setting}" for setting in SETTINGS]
-    code, output = run("run", REPOSITORY / "examples" / "quickstart.yaml", *settings, "--output", folder)
-    assert code == 0, output
-    return final_state(folder)
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """State at the end of a run with settings that nothing happened to: without a cluster, by `rljob run`."""
+    known: dict[tuple[str, ...], dict[str, str]] = {}
+
+    def state(settings: tuple[str, ...]) -> dict[str, str]:
+        if settings not in known:
+            folder = tmp_path_factory.mktemp("calm") / "run"
+            given = [f"--set=spec.{setting}" for setting in (*SETTINGS, *settings)]
+            quickstart = REPOSITORY / "examples" / "quickstart.yaml"
+            code, output = run("run", quickstart, *given, "--output", folder, seconds=CALM_SECONDS)
+            assert code == 0, output
+            known[settings] = final_state(folder)
+        return known[settings]
+
+    return state
+
+
+def with_episodes() -> tuple[str, ...]:
+    """Settings that make a job the one of examples/frozen-lake.yaml, with fewer episodes a step."""
+    spec = yaml.safe_load((REPOSITORY / "examples" / "frozen-lake.yaml").read_text())["spec"]
+    spec["rollout"] |= {"kvCacheBytes": KV_CACHE_BYTES, "promptsPerStep": 4}
+    # Its record would be of no step.
+    del spec["evaluation"]["atStart"]
+    return "reward={name: environment}", *(f"{name}={json.dumps(spec[name])}" for name in EPISODES)
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +90,25 @@ def queue(system: WholeSystem) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize("faults", CASES, ids=" + ".join)
 def test_it_ends_in_the_same_bits(
     faults: tuple[str, ...],
-    calm: dict[str, str],
+    calm: Calm,
     system: WholeSystem,
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     queued = request.getfixturevalue("queue") if PREEMPTED in faults else ()
-    job = NodeJob(system, "fault", *SETTINGS, *queued).create()
+    episodes = with_episodes() if HOSTS_KILLED in faults else ()
+    job = NodeJob(system, "fault", *SETTINGS, *queued, *episodes).create()
     try:
         told = go_through(faults, job)
         status = job.status()
         with capsys.disabled():
             print(f"\n  {told}, {status.get('restarts', 0)} restarts")
-        assert final_state(job.run_folder) == calm
+        assert final_state(job.run_folder) == calm(episodes)
         if set(faults) <= HARMLESS:
             assert status.get("restarts", 0) == 0
         check_the_metrics(job, system)
+        if episodes:
+            check_the_environments(job, system)
         if status.get("restarts"):
             queries = dashboard_queries("default", job.name, "10m")
             assert all(system.query(queries[panel]) for panel in RESTART_PANELS)
@@ -101,7 +130,7 @@ def go_through(faults: tuple[str, ...], job: NodeJob) -> str:
         job.wait_step(max(int(instant * STEPS), last_step(job) + 1))
         time.sleep(chance.uniform(0, 0.3))
         told.append(f"{name} at step {last_step(job)} in {phase_alive(job)}")
-        FAULTS[name](job)
+        (FAULTS | OF_EPISODES)[name](job)
         settle(job)
     job.wait("Succeeded")
     return f"{'; '.join(told)}: done after {time.monotonic() - began:.0f} s"
@@ -128,6 +157,19 @@ def check_the_metrics(job: NodeJob, system: WholeSystem) -> None:
         return {series: system.value(f'sum({series}{{rljob="{job.name}"}})') for series in wanted}
 
     assert wait_until(lambda: counted() == wanted, 30, 0.5), (wanted, counted())
+
+
+def check_the_environments(job: NodeJob, system: WholeSystem) -> None:
+    """Prometheus has the time in which environments were waited for, and the lost hosts, as the records have them."""
+    waited = sum(record["phases"].get("env_wait", 0.0) for record in job.records())
+    name = "rollout/episodes/failures/infra"
+    lost = sum(record["metrics"].get(name, 0) for record in job.records())
+    assert min(waited, lost) > 0
+    found = system.value(f'sum(rljob_phase_seconds_sum{{rljob="{job.name}", phase="env_wait"}})')
+    assert found == pytest.approx(waited, rel=1e-3)
+    assert system.value(f'sum(rljob_environment_failures_total{{rljob="{job.name}", class="infra"}})') == lost
+    queries = dashboard_queries("default", job.name, "10m")
+    assert all(system.query(queries[panel]) for panel in ENVIRONMENT_PANELS)
 
 
 def orphans(job: NodeJob) -> list[str]:
