@@ -227,7 +227,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.backend=FSDP"], ["spec.training.tensorParallel"]),
     (["training={backend: FSDP, pipelineParallel: 2}"], ["spec.training.pipelineParallel"]),
     (["training={backend: FSDP, expertParallel: 2}"], ["spec.training.expertParallel"]),
-    ([*NPU, "training={backend: FSDP, contextParallel: 2}"], ["spec.training.contextParallel"]),
     (["training={backend: FSDP, recompute: Selective}"], ["spec.training.recompute"]),
     (["training={backend: FSDP, fsdp: {shardSize: 3}}"], ["spec.training.fsdp.shardSize"]),
     (["training={backend: FSDP}", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
@@ -603,6 +602,7 @@ ACCEPTED: list[list[str]] = [
     [*PPO, "mode=Async", "resources={profile: cpu}", "training.lora={rank: 8}"],
     ["rollout.topK=2", "rollout.minP=0.99"],
     ["resources.profile=cuda", "training={backend: FSDP, contextParallel: 2}"],
+    [*NPU, "training={backend: FSDP, contextParallel: 2}"],
     [*NPU, "resources.tuning.taskQueueEnable=2"],
     [
         "resources={profile: ascend-a3, nodes: 2, devicesPerNode: 8}",

@@ -44,6 +44,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": TRAINING | {"expertParallel": DEVICES},
     },
     "a shard of FSDP each": {"steps": 3, "rollout": ROLLOUT, "training": TRAINING | {"backend": "FSDP"}},
+    "half of each of FSDP's rows": {
+        "steps": 3,
+        "rollout": ROLLOUT,
+        "training": TRAINING | {"backend": "FSDP", "contextParallel": DEVICES},
+    },
     "a trainer and an engine apart": {"steps": 3, "mode": "Disaggregated", "rollout": ROLLOUT, "training": TRAINING},
 }
 TOGETHER = {"nodes": 1, "devicesPerNode": DEVICES}

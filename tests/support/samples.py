@@ -22,6 +22,7 @@ GROUPS = (
         "NPUs: two replicas, two engines",
         "NPUs: experts, one engine over both",
         "NPUs: a shard of FSDP each",
+        "NPUs: half of each of FSDP's rows",
         "NPUs: a trainer and an engine apart",
         "NPUs: an engine alone",
         "doctor --deep on NPUs",

@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.rules.core import Rule
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec, TrainingBackend
+from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
 
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """Variable that chooses one of vLLM's two model runners for an engine."""
@@ -145,23 +145,6 @@ def _graphs(spec: Any) -> Iterator[Finding]:
         yield Finding(("rollout", "engineArgs", "compilation_config", "mode"), wrong, "3, or leave it out")
 
 
-def _rows_rule() -> Rule:
-    npus = _names(lambda profile: profile.kind == "npu")
-    return Rule(
-        on=RLJobSpec,
-        field="training.contextParallel",
-        wrong="the exchanges of backend FSDP have not been tested on NPUs",
-        allowed=f"1, or backend Megatron, on profiles {', '.join(npus)}",
-        check=lambda s: (
-            s.training.backend != TrainingBackend.FSDP
-            or s.training.context_parallel == 1
-            or PROFILES[s.resources.profile].kind != "npu"
-        ),
-        cel="!has(self.training) || self.training.backend != 'FSDP' || self.training.contextParallel == 1 || "
-        f"!({on_one_of(npus)})",
-    )
-
-
 DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible, _graphs)}
 
 DEVICES = (
@@ -182,7 +165,6 @@ DEVICES = (
         off="false",
     ),
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
-    _rows_rule(),
     _nz_rule("variables"),
     _nz_rule("rollout"),
     _runner_rule("variables"),

@@ -224,4 +224,16 @@ HcclResult HcclAlltoAllV(const void *own, const void *counts, const void *places
   }
   return HCCL_SUCCESS;
 }
+
+HcclResult HcclAlltoAll(const void *own, uint64_t count, HcclDataType type, const void *into, uint64_t into_count,
+                        HcclDataType into_type, HcclComm comm, aclrtStream stream) {
+  auto ranks = of(comm).ranks;
+  std::vector<uint64_t> counts(ranks, count), places(ranks), into_counts(ranks, into_count), into_places(ranks);
+  for (uint32_t rank = 0; rank < ranks; rank++) {
+    places[rank] = rank * count;
+    into_places[rank] = rank * into_count;
+  }
+  return HcclAlltoAllV(own, counts.data(), places.data(), type, into, into_counts.data(), into_places.data(), into_type,
+                       comm, stream);
+}
 }
