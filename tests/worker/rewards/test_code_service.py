@@ -61,7 +61,8 @@ def score(
 def test_cheats_score_nothing_beside_right_programs(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
     main = MAIN if kind == "Stdin" else ""
     names = ["sys.exit", "os._exit", "exit in a call", "prints the verdict", "equal to all", "number equal to all"]
-    names += ["patched builtins", "reads the tests", "looks into its own memory", "forges its channel"]
+    # Not the one that reads tests: this server has no walls, and other tests of the machine write some to /tmp.
+    names += ["patched builtins", "looks into its own memory", "forges its channel"]
     cheats = {name: CHEATS[name] + main for name in names if kind != "Stdin" or name not in PRINTS_RIGHT}
     forged = "import sys\ndef square(n):\n    for frame in sys._current_frames().values():\n"
     forged += "        while frame:\n            task = frame.f_locals.get('task')\n"
