@@ -90,9 +90,12 @@ def test_what_no_policy_can_answer_is_named(prompt: Any, message: str, first_tex
         first_text("2 + 3?", prompt)
 
 
-def test_json_text_without_a_template_is_refused(first_text: Callable[..., str]) -> None:
-    with pytest.raises(UserError, match=r"is the JSON text of a list of chat messages: set spec\.data\.applyChat"):
-        first_text(json.dumps(ASKED), applyChatTemplate=False)
+def test_json_text_without_a_template_is_taken_as_written_with_a_warning(
+    first_text: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert first_text(json.dumps(ASKED), applyChatTemplate=False) == json.dumps(ASKED)
+    assert "row 0): the prompt ('prompt') is the JSON text of a list of chat messages" in caplog.text
+    assert "set spec.data.applyChatTemplate: true" in caplog.text
 
 
 def test_a_template_s_own_role_is_known(first_text: Callable[..., str], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def check_prompt(prompt: object, place: str, field: str, source: DataSource) -> 
     """Refuse what is neither text nor chat messages of text that ask something; `place` names the row.
 
     Returns:
-        The messages, where it has some.
+        The messages, where it has some; without a chat template their JSON text is the prompt.
 
     Raises:
         UserError: says what is wrong, and what would be right.
@@ -84,9 +84,8 @@ def check_prompt(prompt: object, place: str, field: str, source: DataSource) -> 
         if not value.strip():
             raise UserError(f"{named} is empty")
         return None
-    if not source.apply_chat_template:
-        written = "the JSON text of a list" if isinstance(prompt, str) else "a list"
-        raise UserError(f"{named} is {written} of chat messages: set {field}.applyChatTemplate: true")
+    if not source.apply_chat_template and isinstance(prompt, list):
+        raise UserError(f"{named} is a list of chat messages: set {field}.applyChatTemplate: true")
     return value
 
 

@@ -102,6 +102,12 @@ class Renderer:
                 check_prompt(prompt, place, loaded.field, loaded.source)
             self._chat.check(first)
             self._chat.check_roles(loaded.facts.roles)
+        if self._chat is None and loaded.facts.roles:
+            logger.warning(
+                "%s: the prompt (%r) is the JSON text of a list of chat messages, and is taken as it is written: set"
+                " %s.applyChatTemplate: true for a prompt of the messages",
+                next(iter(loaded.facts.roles.values())), loaded.source.prompt_key, loaded.field,
+            )  # fmt: skip
         self._added = () if loaded.source.apply_chat_template else tokens_added_after(tokenizer)
         if self._added:
             logger.warning(
