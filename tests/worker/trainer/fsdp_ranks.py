@@ -232,6 +232,7 @@ CASES: dict[str, Case] = {
     "one_offload": (1, "dense", FSDP | {"optimizer": {"hostOffload": True}}, run),
     "two": (2, "dense", FSDP, lambda t, f: run(t, f, "from_two")),
     "two_blocks": (2, "dense", FSDP, run),
+    "two_kept": (2, "dense", FSDP | {"fsdp": {"reshardAfterForward": False}}, run),
     "context": (2, "dense", CONTEXT | {"recompute": "Full"}, run),
     "context_four": (4, "moe", CONTEXT, run),
     "context_copies": (4, "dense", CONTEXT | {"fsdp": {"shardSize": 1}}, run),

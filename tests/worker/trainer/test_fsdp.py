@@ -28,7 +28,7 @@ FEW = [
     "stop",
     "non_finite",
 ]
-FEW += ["one_recompute", "one_offload", "two_blocks", "context"]
+FEW += ["one_recompute", "one_offload", "two_blocks", "two_kept", "context"]
 MANY = ["megatron", "megatron_moe", "megatron_fillers", "two", "two_moe", "two_fillers", "two_bf16", "two_released"]
 MANY += ["three", "three_moe", "two_to_three", "three_to_one", "tp", "tp_to_three"]
 MANY += ["context_four", "context_copies", "context_released", "context_stop", "context_copies_stop"]
@@ -101,7 +101,7 @@ def continues(results: Results, case: str, before: str, from_to: tuple[str, str]
     assert all(torch.allclose(tensor, after[1][name], atol=2e-6, rtol=0) for name, tensor in after[0].items())
 
 
-@pytest.mark.parametrize("case", ["one", "two", "two_blocks", "context"])
+@pytest.mark.parametrize("case", ["one", "two", "two_blocks", "two_kept", "context"])
 def test_any_number_of_ranks_and_blocks_is_megatron(few: Results, case: str) -> None:
     equal(few, case, "megatron")
 
