@@ -1,13 +1,16 @@
-"""An engine of `rljob_worker.engine` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [async] [record]`.
+"""An engine of `rljob_worker.engine` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [OPTION ...]`.
 
 It generates, sleeps and wakes at both of vLLM's levels, and prints a JSON line with what it generated after each; on an
-NPU before it the bytes given back, and which of vllm-ascend's functions were called (where they are recorded).
+NPU before it the bytes given back, and which of vllm-ascend's functions were called (with `record`). With `graphs` a
+line with their number, their replays and refusals comes first, and two generations more: after a weight was written
+where it is, and after it was written back. With `async` one batch is scheduled ahead.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,7 +20,9 @@ from rollout_models import MAX_RESPONSE, group_requests
 from rljob_worker.engine import engine as engine_module
 from rljob_worker.engine.arguments import engine_arguments
 from rljob_worker.engine.engine import Engine
+from rljob_worker.errors import WeightSyncError
 from rljob_worker.types import SamplingParams
+from rljob_worker.upstream.vllm_graphs import model_of
 
 SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, ignore_eos=True)
 KEEP = 1
@@ -48,10 +53,37 @@ def main(spec: str, model: str, device: str, *options: str) -> None:
         engine.weight_version = 0
         generated.append(_generate(engine))
         sys.setprofile(None)
+        if "graphs" in options:
+            generated += _written_in_place(engine)
+            print(json.dumps(_graphs(core.model_executor.driver_worker.worker)))
         print(json.dumps({"first_level": slept - free, "second_level": released}))
         print(json.dumps(sorted(called)))
     print(json.dumps(generated))
     engine.shutdown(process_ends=True)
+
+
+def _written_in_place(engine: Engine) -> Iterator[list[tuple[list[int], list[float]]]]:
+    """Generate with weights that were written where they are, as a weight sync does, and with them written back."""
+    for factor in (0.25, 4.0):
+        engine.scale_weights(factor)
+        yield _generate(engine)
+
+
+def _graphs(worker: Any) -> dict[str, object]:
+    """Graphs, replays, and how a weight that is put elsewhere, or packed anew, is refused."""
+    from graphs import Graph
+
+    held, refused = worker._rljob_graphs, []
+    worker._rljob_graphs.begin(iter(()))
+    held.check()
+    norm = model_of(worker.model_runner).model.norm
+    for packed in (["model.layers.0.mlp.experts"], []):
+        try:
+            held.begin(iter(packed))
+        except WeightSyncError as error:
+            refused.append(str(error))
+        norm.weight.data = norm.weight.data.clone()
+    return {"graphs": worker.rljob_captured_graphs(), "replays": Graph.replays, "refused": refused}
 
 
 def _record(called: set[str], frame: FrameType, event: str, _argument: object) -> None:

@@ -51,6 +51,7 @@ TRIED = {
     "a tensor shared between two processes",
     "all-reduce over the visible devices",
     "memory after vLLM's sleep",
+    "captured graphs over a sleep and new weights",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from cann.build import Cann
 from contracts import Kind, Source
 from register import CONTRACTS
-from rollout_models import spec_json, write_model
+from rollout_models import MAX_RESPONSE, spec_json, write_model
 from support.samples import ALL, unless_drawn
 
 from rljob_api import RLJobSpec
@@ -40,6 +40,11 @@ def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> 
     model = folder / "model"
     spec = spec_json(model, maxNumSeqs=32)
     environment = dict(os.environ)
+    if "graphs" in options:
+        spec["rollout"]["graphMode"] = True
+        environment["VLLM_CACHE_ROOT"] = str(folder / "vllm")
+        # The tests' processes compile nothing else.
+        environment.pop("TORCHDYNAMO_DISABLE", None)
     if kind == "npu":
         spec["resources"] = {"profile": "ascend-a2", "devicesPerNode": 1}
         environment |= cann.shell(folder) | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False"}
@@ -51,6 +56,26 @@ def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+
+
+@unless_drawn("NPUs: an engine with graphs")
+def test_captured_graphs_generate_as_without_them_and_see_new_weights(cann: Cann, tmp_path: Path) -> None:
+    """At both levels of sleep, and with a weight that is written where it lies; one that is elsewhere is refused."""
+    write_model(tmp_path / "model")
+    with ThreadPoolExecutor() as pool:
+        on_cpu = pool.submit(generated, cann, tmp_path, "cpu", ())
+        captured, _, _, (first, kept, loaded, less, restored) = generated(cann, tmp_path, "npu", ("graphs",))
+        ((expected,),) = on_cpu.result()
+    assert [tokens for tokens, _ in first] == [tokens for tokens, _ in expected]
+    for (_, ours), (_, theirs) in zip(first, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=ROUNDING)
+    assert kept == loaded == restored == first, "bit for bit"
+    assert less != first, "what was written in place"
+    assert captured["graphs"] == 6, "1 to 32 sequences, by powers of two"
+    assert captured["replays"] >= 5 * (MAX_RESPONSE - 1)
+    packed, moved = captured["refused"]
+    assert "model.layers.0.mlp.experts packs its weights anew" in packed
+    assert "norm.weight lies elsewhere than when graphs were captured" in moved
 
 
 def called_by_the_register() -> set[str]:

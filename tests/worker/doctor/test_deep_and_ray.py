@@ -38,6 +38,7 @@ def test_deep_uses_what_a_job_uses() -> None:
     steps = ["memory given back and taken again", "a tensor shared between two processes",
              "all-reduce over the visible devices", "memory after vLLM's sleep"]  # fmt: skip
     assert [by_name[name]["status"] for name in steps] == ["ok"] * 4, [by_name[name] for name in steps]
+    assert by_name["captured graphs over a sleep and new weights"]["status"] == "not applicable"
     assert by_name[steps[0]]["found"].startswith("256 MiB of 256 MiB given back")
     assert by_name[steps[2]]["found"].startswith("256 MiB over 2 in ")
     assert "KiB given back" in by_name[steps[3]]["found"]
@@ -50,7 +51,8 @@ def test_a_step_that_dies_is_a_problem_and_not_the_end() -> None:
     """A device that this version or machine does not have: every step ends, and each says so."""
     facts = node(kind="npu", device_files=(0,), trainer=node().trainer)
     found = deep.deep_findings(facts, None)
-    assert len(found) == 5
+    assert len(found) == 6
+    assert found[-1].status is Status.WARNING, "only jobs with graphs need them"
     assert found[0].status is Status.PROBLEM
     assert "exit code" in found[0].found
     assert found[0].fix

@@ -324,20 +324,15 @@ def another_buffer(layer: Any) -> None:
     layer.scale = layer.scale.clone()
 
 
-def derived_anew(layer: Any) -> None:
-    layer.impl.absorbed = layer.impl.absorbed.clone()
-
-
-def kept_anew(layer: Any) -> None:
-    layer.plain = layer.plain.clone()
+def another_shape(layer: Any) -> None:
+    layer.plain = layer.plain.new_zeros(layer.plain.numel() + 1)
 
 
 MOVES = {
     "layers.0.weight": put_elsewhere,
     "layers.0.bias": another_parameter,
     "layers.0.scale": another_buffer,
-    "layers.0.impl.absorbed": derived_anew,
-    "layers.0.plain": kept_anew,
+    "layers.0.plain": another_shape,
 }
 
 
@@ -352,8 +347,23 @@ def test_what_graphs_hold_on_to_must_stay(name: str) -> None:
     model.layers[0].impl.absorbed.add_(1.0)
     memory.check()
     MOVES[name](model.layers[0])
-    with pytest.raises(WeightSyncError, match=rf"^{re.escape(name)} lies elsewhere .*rollout\.graphMode to false"):
+    wrong = r"(lies elsewhere|is another tensor) .*rollout\.graphMode to false"
+    with pytest.raises(WeightSyncError, match=rf"^{re.escape(name)} {wrong}"):
         memory.check()
+
+
+def test_what_layers_make_of_new_weights_goes_where_graphs_read_it() -> None:
+    model: Any = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer_that_derives()])})
+    memory = GraphMemory(model, lambda: ())
+    layer = model.layers[0]
+    captured = layer.impl.absorbed, layer.plain
+    memory.begin(iter(()))
+    layer.impl.absorbed, layer.plain = (tensor + 1 for tensor in captured)
+    expected = layer.impl.absorbed.clone(), layer.plain.clone()
+    memory.check()
+    for now, before, wanted in zip((layer.impl.absorbed, layer.plain), captured, expected, strict=True):
+        assert now is before
+        assert torch.equal(now, wanted)
 
 
 def test_modules_that_are_packed_and_caches_that_moved_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import TypedDict
 from rljob_api.wanted import Wanted
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
 from rljob_worker.doctor.facts import NodeFacts
-from rljob_worker.doctor.findings import Finding, Status, problem
+from rljob_worker.doctor.findings import Finding, Status, problem, warning
 from rljob_worker.doctor.programs import last_line
 
 SECONDS = 600.0
@@ -23,8 +23,11 @@ _STEPS = {
     "sharing": "a tensor shared between two processes",
     "collective": "all-reduce over the visible devices",
     "engine": "memory after vLLM's sleep",
+    "graphs": "captured graphs over a sleep and new weights",
 }
 """Step -> name of its finding, in the order of a job: what is sleeping, handed over, reduced, generated."""
+_OPTIONAL = ("graphs",)
+"""Steps that only some jobs need: a warning where they fail."""
 MODULE = "rljob_worker.doctor.deep_steps"
 _MARK = "rljob-doctor-finding "
 
@@ -49,6 +52,8 @@ def deep_findings(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:
     # The memory saver's memory cannot be exported; a trainer takes what it shares from elsewhere.
     plain = {name: value for name, value in trainer.items() if name != "LD_PRELOAD" and not name.startswith("TMS_")}
     environments = {"saver": trainer, "checksum": plain, "sharing": plain, "collective": trainer, "engine": rollout}
+    # Whatever the job has: torch_npu captures nothing with the profile's 2.
+    environments["graphs"] = rollout | {"TASK_QUEUE_ENABLE": "1"}
     return [_step(name, settings, environments[name]) for name in _STEPS]
 
 
@@ -62,19 +67,20 @@ def _devices(facts: NodeFacts) -> list[str]:
 
 def _step(step: str, settings: Settings, environment: Mapping[str, str]) -> Finding:
     name, wanted = _STEPS[step], "it works"
+    bad = warning if step in _OPTIONAL else problem
     command = [sys.executable, "-m", MODULE, step, json.dumps(settings)]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS, env={**os.environ, **environment}
         )
     except subprocess.TimeoutExpired:
-        return problem(name, f"not done within {SECONDS:g} s", wanted, "the devices hang, or another job holds them")
+        return bad(name, f"not done within {SECONDS:g} s", wanted, "the devices hang, or another job holds them")
     output = done.stdout.decode(errors="replace")
     said = next((line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)), None)
     if said is None:
         why = last_line(done.stderr.decode(errors="replace")) or last_line(output)
         fix = "the lines above name what has to be right first; `docs/first-hour-on-npu.md` has the step by hand"
-        return problem(name, f"exit code {done.returncode}: {why}", wanted, fix)
+        return bad(name, f"exit code {done.returncode}: {why}", wanted, fix)
     fields = json.loads(said)
     return Finding(name, Status(fields["status"]), fields["found"], fields["wanted"], fields["fix"])
 

@@ -13,25 +13,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TypedDict
 
 import torch
 import torch.distributed as dist
 
 from rljob_api.how_many import how_many
-from rljob_api.roles import engine_variables
 from rljob_api.spec import MemorySaverMode
-from rljob_api.validation import load_manifest
 from rljob_worker.devices import Device, get_device
 from rljob_worker.devices.base import AcceleratorMemory
 from rljob_worker.devices.checksum import device_checksum, wraps_around
 from rljob_worker.doctor.deep import MODULE, Settings, answer
+from rljob_worker.doctor.deep_engine import engine, graphs
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem
 from rljob_worker.doctor.programs import last_line
 from rljob_worker.doctor.units import size
-from rljob_worker.types import GenerationRequest, SamplingParams
 from rljob_worker.weightsync.shared_memory import SharedMemory
 
 BYTES = 256 << 20
@@ -40,32 +37,6 @@ _SECONDS = 300.0
 _CONNECT_SECONDS = "60"
 """Connect timeout of HCCL. A job waits two hours for its last process; here HCCL's own message is wanted within the
 deadline."""
-_PROFILE = {"npu": "ascend-a2", "cuda": "cuda", "cpu": "cpu"}
-_SMALL_JOB = {
-    "apiVersion": "rljob.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "doctor"},
-    "spec": {
-        "steps": 1,
-        "model": {
-            "random": {
-                "config": {
-                    "model_type": "qwen3",
-                    "hidden_size": 256,
-                    "intermediate_size": 512,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "head_dim": 128,
-                    "max_position_embeddings": 512,
-                }
-            }
-        },
-        "data": {"synthetic": {"task": "RepeatLast", "rows": 64}},
-        "reward": {"name": "match"},
-        "rollout": {"promptsPerStep": 2, "samplesPerPrompt": 2, "maxResponseTokens": 8},
-    },
-}
 
 
 class RankSettings(Settings):
@@ -255,44 +226,8 @@ def rank(settings: RankSettings) -> None:
     print(seconds)
 
 
-def engine(settings: Settings) -> Finding:
-    """Start a small vLLM as a job does, let it sleep, and read the device's free memory."""
-    from rljob_worker.driver.inputs import MODEL_FOLDER, read_inputs
-    from rljob_worker.engine.environment import engine_environment
-
-    name = "engine"
-    profile = _PROFILE[settings["kind"]]
-    spec = load_manifest(_SMALL_JOB, overrides=[f"spec.resources.profile={profile}"]).spec
-    for key, value in (engine_environment(spec) | engine_variables(spec)).items():
-        os.environ.setdefault(key, value)
-    from rljob_worker.engine.engine import Engine
-
-    device = get_device(profile)
-    with tempfile.TemporaryDirectory(prefix="rljob-doctor-") as folder:
-        read_inputs(spec, Path(folder))
-        small = Engine(
-            spec.model_dump(mode="json", by_alias=True),
-            index=0,
-            model_folder=str(Path(folder) / MODEL_FOLDER),
-            devices=[device.identity()],
-        )
-        small.start()
-        small.generate([GenerationRequest((0,), 0)] * 2, SamplingParams(max_tokens=8, ignore_eos=True), 0)
-        awake = device.memory_info().free
-        report = small.sleep()
-        asleep = device.memory_info().free
-        small.shutdown()
-    found = f"{size(report.released_bytes)} given back; free {size(awake)} awake, {size(asleep)} asleep"
-    # On the CPU the KV cache has the pages that were used, and others take and give host memory meanwhile.
-    on_cpu = settings["kind"] == "cpu"
-    wanted = "memory given back" if on_cpu else "more free memory asleep than awake"
-    if report.released_bytes > 0 if on_cpu else asleep > awake:
-        return ok(name, found, wanted)
-    return problem(name, found, wanted, "expandable_segments:False for engines, and an image with vllm_ascend_C built")
-
-
 _STEPS: dict[str, Callable[..., Finding | None]] = {
-    step.__name__: step for step in (saver, checksum, sharing, collective, engine, peer, rank)
+    step.__name__: step for step in (saver, checksum, sharing, collective, engine, graphs, peer, rank)
 }
 
 

@@ -29,6 +29,12 @@ class DeviceWorkerExtension(WorkerExtension):
                 model_of(self.model_runner), lambda: kv_cache_storages(self.model_runner.kv_caches)
             )
 
+    def rljob_scale_weights(self, factor: float) -> None:
+        """Multiply each MLP's last projection where it lies, as new weights are written."""
+        for name, parameter in model_of(self.model_runner).named_parameters():
+            if name.endswith("down_proj.weight"):
+                parameter.data.mul_(factor)
+
     def rljob_captured_graphs(self) -> int:
         """Graphs of decoding steps that this worker has captured."""
         return captured_graphs(self.model_runner)

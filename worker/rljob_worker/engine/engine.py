@@ -20,6 +20,7 @@ from rljob_worker.devices.profiling import ProfileOrder, ProfileResult
 from rljob_worker.engine.adapters import load_policy_adapter
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
+from rljob_worker.engine.device_extension import DeviceWorkerExtension
 from rljob_worker.engine.generation import StepLoop
 from rljob_worker.engine.pictures import PictureFeatures
 from rljob_worker.engine.platforms import engine_platform
@@ -385,6 +386,19 @@ class Engine(SerialCalls):
         """Take the KV cache back, empty."""
         with self._operation("wake_kv"):
             return self._sleep_controller.wake_kv()
+
+    def sleep_with_weights(self) -> None:
+        """Sleep, with the weights on the host, and wake: a trial of a device, which no job makes."""
+        with self._operation("generate"):
+            self._sleep_controller.forget_prefixes()
+            self._engine.sleep(level=1)
+            self._sleep_controller.wake()
+
+    def scale_weights(self, factor: float) -> None:
+        """Multiply a projection of each layer where it lies, as new weights are written: another such trial."""
+        with self._operation("generate"):
+            self._engine.collective_rpc(DeviceWorkerExtension.rljob_scale_weights.__name__, args=(factor,))
+            self._sleep_controller.forget_prefixes()
 
     def memory(self) -> MemoryReading:
         """Resident pages of this process and its tensor-parallel workers, and what the devices have free."""

@@ -145,8 +145,10 @@ def _compiled_alone(_spec: RLJobSpec) -> dict[str, object]:
     return {}
 
 
-def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
-    return {}
+def _npu_environment(spec: RLJobSpec) -> dict[str, str]:
+    """vLLM compiles ahead of time from torch 2.10 on, whose cache takes no module of vllm-ascend's compiler: the engine
+    would end with `expected OutputCode`."""
+    return {"VLLM_USE_AOT_COMPILE": "0"} if spec.rollout.graph_mode else {}
 
 
 def _cuda_environment(_spec: RLJobSpec) -> dict[str, str]:
@@ -181,6 +183,6 @@ _PLATFORMS = {
         _device_arguments, _cuda_environment, _device_sleep_controller, _any_model, _nothing, _cuda_graphs
     ),
     "npu": EnginePlatform(
-        _npu_arguments, _no_variables, _device_sleep_controller, _check_npu_model, _nothing, _npu_graphs
+        _npu_arguments, _npu_environment, _device_sleep_controller, _check_npu_model, _nothing, _npu_graphs
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,9 @@ class GraphMemory:
         self._kv_caches, self._caches_at = kv_caches, set(kv_caches())
         self._owned = list(_owned(model))
         """Parameters and buffers, which are where they were at the capture or wrong."""
-        self._made = list(_made(model))
-        """Tensors that layers keep beside them, which they may make of loaded weights."""
+        self._made = [(place, tensor) for place in _made(model) if (tensor := place[1].get(place[2])) is not None]
+        """Tensors that layers keep beside them, which they may make of loaded weights, as they are at the capture."""
         self._addresses = _addresses(self._owned)
-        self._made_at: list[int | None] = []
 
     def begin(self, packed: Iterator[str]) -> None:
         """A sync begins.
@@ -68,18 +67,28 @@ class GraphMemory:
                 f"{name} packs its weights anew with each version, which captured graphs do not see; {_REMEDY}"
             )
         self._check(self._owned, self._addresses)
-        self._made_at = _addresses(self._made)
 
     def check(self) -> None:
-        """A sync has landed.
+        """A sync has landed: what layers have made anew goes where graphs read it.
 
         Raises:
             WeightSyncError: something that graphs read lies elsewhere now.
         """
         self._check(self._owned, self._addresses)
-        self._check(self._made, self._made_at)
+        self._put_back()
         if set(self._kv_caches()) != self._caches_at:
             raise WeightSyncError(f"the KV cache lies elsewhere than when graphs were captured; {_REMEDY}")
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        for (name, state, key), captured in self._made:
+            now = state.get(key)
+            if now is captured:
+                continue
+            if now is None or (now.shape, now.dtype) != (captured.shape, captured.dtype):
+                raise WeightSyncError(f"{name} is another tensor than when graphs were captured; {_REMEDY}")
+            captured.copy_(now)
+            state[key] = captured
 
     def _check(self, places: list[_Place], addresses: list[int | None]) -> None:
         for (name, _, _), before, now in zip(places, addresses, _addresses(places), strict=True):
@@ -90,7 +99,7 @@ class GraphMemory:
                 )
 
 
-_Place = tuple[str, Mapping[str, Any], str]
+_Place = tuple[str, MutableMapping[str, Any], str]
 """Name, the dictionary that has the tensor, its key."""
 
 

@@ -47,6 +47,9 @@ class _Adapted:
     def parameter(self, name: str) -> torch.Tensor:
         return self.stacked[name]
 
+    def keeps_layout(self) -> bool:
+        return True
+
     def lands_in_place(self) -> bool:
         return True
 

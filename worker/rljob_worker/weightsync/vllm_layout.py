@@ -116,6 +116,10 @@ class Owner(Protocol):
         """Whether it computes with what copies are made into, as it is."""
         ...
 
+    def keeps_layout(self) -> bool:
+        """Whether what it computes with is in the layout of what comes."""
+        ...
+
     def begin(self) -> None:
         """Have places in the layout of what comes."""
         ...
@@ -201,8 +205,8 @@ class Places(ABC):
         return copy.target.on(self._owners[copy.module].parameter(copy.parameter))
 
     def packed(self) -> Iterator[str]:
-        """Names of modules that do not compute with what copies are made into."""
-        return (name for name, module in self._owners.items() if not module.lands_in_place())
+        """Names of modules whose parameters are in another layout than a checkpoint's."""
+        return (name for name, module in self._owners.items() if not module.keeps_layout())
 
     def place_back(self) -> None:
         """Give up what an unfinished sync has begun."""
@@ -354,11 +358,14 @@ class Module:
             self.in_place = self._computes_as_loaded()
         return self.in_place
 
+    def keeps_layout(self) -> bool:
+        """Whether its parameters are as in a checkpoint: new ones are written where those are, and nothing else."""
+        wanted = self.in_checkpoint
+        return all(name in wanted and same_layout(wanted[name], now) for name, now in self.in_use[0].items())
+
     def _computes_as_loaded(self) -> bool:
-        for name, current in self.in_use[0].items():
-            wanted = self.in_checkpoint.get(name)
-            if wanted is None or not same_layout(wanted, current):
-                return False
+        if not self.keeps_layout():
+            return False
         if getattr(self.module, "quant_method", None) is None:
             return True
         multiply = getattr(self.module, "cpu_linear", None)

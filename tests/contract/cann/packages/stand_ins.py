@@ -6,8 +6,11 @@ import ctypes
 
 
 def install() -> None:
+    import graphs
+
     _compute_fused_on_host()
     _interpret_triton()
+    graphs.install()
 
 
 def _compute_fused_on_host() -> None:
