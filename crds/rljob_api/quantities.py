@@ -12,10 +12,7 @@ _UNITS = _BINARY | _DECIMAL
 
 def to_number(quantity: str) -> int:
     """Bytes of a quantity like `64Gi`, or a count like `8` or `2k`; a fraction counts as one."""
-    for unit, factor in _UNITS.items():
-        if quantity.endswith(unit):
-            return math.ceil(Decimal(quantity[: -len(unit)]) * factor)
-    return math.ceil(Decimal(quantity))
+    return math.ceil(_in_units(quantity))
 
 
 def to_decimal(quantity: str) -> Decimal:
@@ -23,8 +20,14 @@ def to_decimal(quantity: str) -> Decimal:
     small = {"n": 9, "u": 6, "m": 3}.get(quantity[-1:], 0)
     if small:
         return Decimal(quantity[:-1]).scaleb(-small)
-    unit = next((unit for unit in _UNITS if quantity.endswith(unit)), "")
-    return Decimal(quantity.removesuffix(unit)) * _UNITS.get(unit, 1)
+    return _in_units(quantity)
+
+
+def _in_units(quantity: str) -> Decimal:
+    for unit, factor in _UNITS.items():
+        if quantity.endswith(unit):
+            return Decimal(quantity.removesuffix(unit)) * factor
+    return Decimal(quantity)
 
 
 def to_cores(quantity: str) -> int:

@@ -105,21 +105,24 @@ def _not_finite(value: Any, bad: set[FieldPath], at: FieldPath = ()) -> Iterator
         yield from _not_finite(item, bad, (*at, key))
 
 
-def _vanishing(value: Any, schema: Node, at: FieldPath = ()) -> Iterator[Problem]:
+def _vanishing(value: Any, at: FieldPath = ()) -> Iterator[Problem]:
     """Numbers above 0 that are none where they are used: no clock has them, or fp32 rounds them to 0."""
-    if isinstance(value, float) and 0 < abs(value) < _LEAST_SECONDS:
-        node = subschema(schema, at) or {}
-        if node.get("type") == "number":
-            seconds = str(at[-1]).endswith("Seconds") or at[-2:-1] == ("phases",)
+    if isinstance(value, float) and 0 < abs(value) < _LEAST_SECONDS and at:
+        seconds = str(at[-1]).endswith("Seconds") or at[-2:-1] == ("phases",)
+        # The schema comes last: to make it takes longer than all else of a manifest.
+        if (seconds or abs(value) < _LEAST_FP32) and _is_number(at):
+            wrong, least = "is 0 in the fp32 that it is computed with", "1e-37"
             if seconds:
-                yield Problem(
-                    path_text(at), "is over before anything could happen", f"at least {_LEAST_SECONDS}", value
-                )
-            elif abs(value) < _LEAST_FP32:
-                yield Problem(path_text(at), "is 0 in the fp32 that it is computed with", "at least 1e-37", value)
+                wrong, least = "is over before anything could happen", str(_LEAST_SECONDS)
+            yield Problem(path_text(at), wrong, f"at least {least}", value)
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in parts:
-        yield from _vanishing(item, schema, (*at, key))
+        yield from _vanishing(item, (*at, key))
+
+
+def _is_number(at: FieldPath) -> bool:
+    node = subschema(structural_schema(RLJob), at)
+    return node is not None and node.get("type") == "number"
 
 
 _MOST_PROBLEMS = 100
@@ -164,7 +167,7 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
     known = {problem.path for problem in problems}
     if "NaN" in text or "Infinity" in text:
         problems += _not_finite(document, bad)
-    problems += [problem for problem in _vanishing(document, structural_schema(RLJob)) if problem.path not in known]
+    problems += [problem for problem in _vanishing(document) if problem.path not in known]
     problems += _broken_rules(document, bad)
     if problems or job is None:
         raise ManifestError(problems, source)

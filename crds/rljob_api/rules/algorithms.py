@@ -9,11 +9,8 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.derived import max_staleness
-from rljob_api.rules.core import Rule
-from rljob_api.spec import (
-    AlgorithmSpec,
-    RLJobSpec,
-)
+from rljob_api.rules.core import Rule, cel_list
+from rljob_api.spec import AlgorithmSpec, RLJobSpec
 
 
 def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
@@ -85,7 +82,7 @@ def group_size_rule(least: int, names: list[str]) -> Rule:
         wrong="the advantages of a group of one are all zero",
         allowed=f"{least} or more with algorithm {', '.join(names)}",
         check=lambda s: s.algorithm.name not in names or s.rollout.samples_per_prompt >= least,
-        cel=f"({absent} !(self.algorithm.name in {_quoted(names)})) || self.rollout.samplesPerPrompt >= {least}",
+        cel=f"({absent} !(self.algorithm.name in {cel_list(names)})) || self.rollout.samplesPerPrompt >= {least}",
     )
 
 
@@ -103,7 +100,7 @@ def _without_effect(attribute: str, own: float | bool | None, names: list[str]) 
     field, others = to_camel(attribute), [name for name in ALGORITHMS if name not in names]
     given = f"has(self.{field})" + ("" if own is None else f" && self.{field} != {json.dumps(own)}")
     # The shorter list.
-    among = f"!(self.name in {_quoted(names)})" if len(names) < len(others) else f"self.name in {_quoted(others)}"
+    among = f"!(self.name in {cel_list(names)})" if len(names) < len(others) else f"self.name in {cel_list(others)}"
     return Rule(
         on=AlgorithmSpec,
         field=field,
@@ -112,7 +109,3 @@ def _without_effect(attribute: str, own: float | bool | None, names: list[str]) 
         check=lambda a: a.name not in names or getattr(a, attribute) == own,
         cel=f"{among} || !({given})",
     )
-
-
-def _quoted(names: list[str]) -> str:
-    return f"[{', '.join(repr(name) for name in names)}]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,11 @@ class Rule:
     def message(self) -> str:
         """Message of the API server."""
         return f"{self.wrong}; allowed: {self.allowed}"
+
+
+def cel_list(names: Iterable[str]) -> str:
+    """Return names as a list of CEL."""
+    return f"[{', '.join(repr(name) for name in names)}]"
 
 
 def exactly_one(on: type[ApiModel], *fields: str) -> Rule:

@@ -6,13 +6,12 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.algorithms import ALGORITHMS
-from rljob_api.rules.core import Rule
+from rljob_api.rules.core import Rule, cel_list
 from rljob_api.spec import AlgorithmSpec, RLJobSpec
 
 _WITH_CRITIC = [name for name, facts in ALGORITHMS.items() if facts.needs_critic]
 _NAMES = ", ".join(_WITH_CRITIC)
-_LIST = f"[{', '.join(repr(name) for name in _WITH_CRITIC)}]"
-_HAS_CRITIC = f"(has(self.algorithm) && self.algorithm.name in {_LIST})"
+_HAS_CRITIC = f"(has(self.algorithm) && self.algorithm.name in {cel_list(_WITH_CRITIC)})"
 _UPDATES = "(has(self.critic) ? self.critic.updatesPerStep : 4)"
 _SAMPLES = "(self.rollout.promptsPerStep * self.rollout.samplesPerPrompt)"
 
@@ -29,7 +28,7 @@ CRITIC = (
         wrong="changes nothing with an algorithm that has no critic",
         allowed=f"only with algorithm {_NAMES}",
         check=lambda algorithm: algorithm.gae is None or ALGORITHMS[algorithm.name].needs_critic,
-        cel=f"!has(self.gae) || self.name in {_LIST}",
+        cel=f"!has(self.gae) || self.name in {cel_list(_WITH_CRITIC)}",
     ),
     Rule(
         on=RLJobSpec,

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.algorithms import ALGORITHMS
-from rljob_api.rules.core import Rule
+from rljob_api.rules.core import Rule, cel_list
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import AlgorithmSpec, DistillSpec, Divergence, RLJobSpec
 
 _WITH_TEACHER = [name for name, facts in ALGORITHMS.items() if facts.needs_teacher]
 _NAMES = ", ".join(_WITH_TEACHER)
-_LIST = f"[{', '.join(repr(name) for name in _WITH_TEACHER)}]"
 _ALL_TOKENS = {"topP": ("top_p", 1.0), "topK": ("top_k", 0), "minP": ("min_p", 0.0)}
-_DISTILLS = f"(has(self.algorithm) && self.algorithm.name in {_LIST})"
+_DISTILLS = f"(has(self.algorithm) && self.algorithm.name in {cel_list(_WITH_TEACHER)})"
 
 
 def _distills(spec: Any) -> bool:
@@ -39,7 +38,7 @@ DISTILL = (
         wrong="changes nothing with an algorithm that has no teacher",
         allowed=f"only with algorithm {_NAMES}",
         check=lambda algorithm: algorithm.distill is None or ALGORITHMS[algorithm.name].needs_teacher,
-        cel=f"!has(self.distill) || self.name in {_LIST}",
+        cel=f"!has(self.distill) || self.name in {cel_list(_WITH_TEACHER)}",
     ),
     Rule(
         on=AlgorithmSpec,
@@ -47,7 +46,7 @@ DISTILL = (
         wrong=f"algorithm {_NAMES} needs a teacher",
         allowed="distill: {teacher: {path: FOLDER_OR_HUB_ID}}, or another algorithm",
         check=lambda algorithm: algorithm.distill is not None or not ALGORITHMS[algorithm.name].needs_teacher,
-        cel=f"has(self.distill) || !(self.name in {_LIST})",
+        cel=f"has(self.distill) || !(self.name in {cel_list(_WITH_TEACHER)})",
     ),
     Rule(
         on=AlgorithmSpec,

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api.algorithms import ALGORITHMS
 from rljob_api.phases import TIMED_PHASES
 from rljob_api.rules.algorithms import algorithm_rules, group_size_rules, without_effect_rules
-from rljob_api.rules.core import Rule
+from rljob_api.rules.core import Rule, cel_list
 from rljob_api.rules.evaluation import EVALUATION
 from rljob_api.rules.rollout import PARTIAL_AND_TAIL, SPECULATIVE
 from rljob_api.rules.trackers import TRACKERS
@@ -50,7 +50,7 @@ _WHITENING = [name for name, algorithm in ALGORITHMS.items() if algorithm.whiten
 _WHITENED = (
     "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt > 1 || !has(self.algorithm)"
     " || !(has(self.algorithm.whitenAdvantages) ? self.algorithm.whitenAdvantages"
-    f" : self.algorithm.name in [{', '.join(repr(name) for name in _WHITENING)}])"
+    f" : self.algorithm.name in {cel_list(_WHITENING)})"
 )
 
 NOTHING_TO_LEARN = (
@@ -161,6 +161,6 @@ LEARNING = (
         wrong="names a phase that does not exist",
         allowed=", ".join(TIMED_PHASES),
         check=lambda t: all(name in TIMED_PHASES for name in t.phases),
-        cel=f"self.phases.all(name, name in [{', '.join(repr(name) for name in TIMED_PHASES)}])",
+        cel=f"self.phases.all(name, name in {cel_list(TIMED_PHASES)})",
     ),
 )

@@ -245,9 +245,7 @@ def _plain(field: str, of_type: str, value: Any, at: Path) -> Iterator[Finding]:
         return
     elif of_type == "port":
         is_port = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65535
-        if not is_port and not (
-            isinstance(value, str) and re.fullmatch("(?=.*[a-z])[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?", value)
-        ):
+        if not is_port and not (isinstance(value, str) and _PORT_NAME.fullmatch(value)):
             yield Finding(at, "is no port", "1 to 65535, or the name of one of the container's ports")
         return
     low, high = BOUNDS.get(field, (-(2**63), 2**63 - 1))
