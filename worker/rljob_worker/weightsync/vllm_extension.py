@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
 
@@ -36,9 +36,6 @@ from rljob_worker.weightsync.routes import route_from
 from rljob_worker.weightsync.slots import Batch, Checksum, Digest, Move
 from rljob_worker.weightsync.vllm_adapters import AdapterPlaces
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Owner, Places, Taken
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 W = TypeVar("W", bound="WeightLandingExtension")
