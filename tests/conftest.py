@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from support.warm.client import share_server
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
+# Until all tests are collected.
+gc.disable()
 # Hundreds of interpreters are started: where a machine's variables forbid bytecode, each would compile all it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -64,14 +67,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     markers = ("node", "cluster", "slow")
     ranks: dict[Path, list[bool]] = {}
     for item in items:
-        rank = [item.get_closest_marker(marker) is not None for marker in markers]
+        marked = {mark.name for mark in item.iter_markers()}
+        rank = [marker in marked for marker in markers]
         ranks[item.path] = max(rank, ranks.get(item.path, rank))
     items.sort(key=lambda item: ranks[item.path])
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Tests and what they import are a million objects, which the collector need not read again and again."""
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

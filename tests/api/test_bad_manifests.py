@@ -11,7 +11,9 @@ from support.clocks import at_once
 
 from rljob_api.validation import ManifestError, load_manifest
 
-BAD: dict[str, list[str | list[str]]] = yaml.safe_load(Path(__file__).with_name("bad_manifests.yaml").read_text())
+BAD: dict[str, list[str | list[str]]] = yaml.load(
+    Path(__file__).with_name("bad_manifests.yaml").read_text(), yaml.CSafeLoader
+)
 CASES = [
     pytest.param(path, [settings] if isinstance(settings, str) else settings, id=f"{path}-{number}")
     for path, cases in BAD.items()

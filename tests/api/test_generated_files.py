@@ -13,13 +13,16 @@ from support import pod_fields
 from rljob_api.generate import generated_files, write_or_check
 
 ROOT = Path(__file__).parents[2]
-FILES = generated_files()
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_committed_file_equals_the_types(name: str) -> None:
-    committed = (ROOT / name).read_text(encoding="utf-8")
-    assert committed == FILES[name], f"{name} is stale: run `python -m rljob_api.generate`"
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return generated_files()
+
+
+def test_committed_files_equal_the_types(files: dict[str, str]) -> None:
+    stale = [name for name, content in files.items() if (ROOT / name).read_text(encoding="utf-8") != content]
+    assert stale == [], "run `python -m rljob_api.generate`"
 
 
 def test_fields_of_pods_are_those_of_the_client() -> None:
@@ -27,9 +30,9 @@ def test_fields_of_pods_are_those_of_the_client() -> None:
         assert (ROOT / name).read_text(encoding="utf-8") == content, f"{name} is stale: run `make generate`"
 
 
-def test_check_tells_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tells_stale_files(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str) -> int:
-        return write_or_check(lambda: FILES, None, arguments, tmp_path)
+        return write_or_check(lambda: files, None, arguments, tmp_path)
 
     assert run("--check") == 1
     assert not list(tmp_path.iterdir())
@@ -41,8 +44,8 @@ def test_check_tells_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "docs/reference.md: out of date; `make generate` writes it anew\n"
 
 
-def test_crd_is_plain_yaml() -> None:
-    text = FILES["crds/rljob.dev_rljobs.yaml"]
+def test_crd_is_plain_yaml(files: dict[str, str]) -> None:
+    text = files["crds/rljob.dev_rljobs.yaml"]
     assert "&id" not in text
     document = yaml.safe_load(text)
     assert document["kind"] == "CustomResourceDefinition"
@@ -50,8 +53,8 @@ def test_crd_is_plain_yaml() -> None:
     assert len(applied) < 261_000, "kubectl apply keeps what it applied, as JSON: all annotations have at most 262,144"
 
 
-def test_reference_has_every_field_and_its_links_lead_somewhere() -> None:
-    text = FILES["docs/reference.md"]
+def test_reference_has_every_field_and_its_links_lead_somewhere(files: dict[str, str]) -> None:
+    text = files["docs/reference.md"]
     anchors = {
         re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", text, re.M)
     }
