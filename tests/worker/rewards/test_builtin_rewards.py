@@ -106,6 +106,8 @@ RAW = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+
         ("#### +72", RAW, 1, 1),
         ("#### The answer is 72", RAW, 0, 1), ("####\n**$72** for 3 days", RAW, 0, 1), ("#### **71**", "72", 0, 0),
         ("72 #### none", RAW, 0, 0), ("#### 1", "1/2", 0, 0), ("#### 1/2", "1/2", 1, 1), ("#### 0.5", "1/2", 1, 1),
+        ("#### \u22125", "-5", 1, 1), ("it is \u22125", "-5", 0, 1), ("#### 3 1/2", "3", 0, 0), ("#### 5e3", "5", 0, 0),
+        ("#### 1 000", "1", 0, 0), ("#### 3 of 5", "3", 1, 1), ("#### 2^3", "2", 0, 0), ("#### 12 2", "12", 1, 1),
         ("#### 1/2", "1", 0, 0), ("#### 1/0", "1", 0, 0), ("#### -+72", RAW, 0, 1), ("#### `72`.", RAW, 0, 1),
     ],
 )  # fmt: skip
@@ -114,7 +116,8 @@ def test_gsm8k(response: str, label: str, strict: float, flexible: float) -> Non
 
 
 @pytest.mark.parametrize(
-    "label", ["", "seventy-two", "72 #### none", "#### " + "7" * 65, "3:30", "1-2", "x = 7", "7^2"]
+    "label",
+    ["", "seventy-two", "72 #### none", "#### " + "7" * 65, "3:30", "1-2", "x = 7", "7^2", "3 1/2", "1 000", "5e3"],
 )
 def test_gsm8k_needs_a_number_in_the_label(label: str) -> None:
     with pytest.raises(ValueError, match="the label has no number"):

@@ -116,7 +116,7 @@ def test_it_runs_in_any_thread() -> None:
     [
         ("", "no answer"), (" ", "no answer"), ("$$", "no answer"), ("...", "no answer"), (r"\boxed{}", "no answer"),
         (r"\frac{1}{", "braces"), ("1}", "braces"), (r"\boxed{7", "braces|not closed"),
-        ("7" * 5000, "longer than 4000"),
+        ("7" * 5000, "longer than 4000"), ("\frac{1}{2}", r"which was \\f"), ("\boxed{7}", r"which was \\b"),
         ("7" * 70_000, "longer than 64000"),
     ],
 )  # fmt: skip

@@ -54,7 +54,7 @@ def gsm8k(response: str, label: str, flexible: bool = False) -> float:
     found = _number_at(rest) if mark else None
     if found is None and flexible:
         line = rest[:_ANSWER_CHARACTERS].strip().partition("\n")[0] if mark else response[-_ANSWER_CHARACTERS:]
-        numbers = _NUMBER.findall(line)
+        numbers = _NUMBER.findall(line.translate(_MINUS_SIGNS))
         found = _number_at(_MARKUP.sub("", line)) if mark else None
         found = _number_at(numbers[-1]) if found is None and numbers else found
     return float(found is not None and found == wanted)
@@ -74,13 +74,15 @@ _MAX_DIGITS = 64
 # Linear, whatever the text is: each character is looked at once.
 _NUMBER = re.compile(r"(?<!-)-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _NUMBER_FIRST = re.compile(r"([-+]?) ?[$€£]? ?(-?\d[\d,]*(?:\.\d+)?|-?\.\d+)(?:/(\d+))?")
+_MINUS_SIGNS = str.maketrans("−－", "--")
+_GOES_ON = re.compile(r" ?\d+/\d| \d{3}(?!\d)|[eE^][+-]?\d|\^")
 _MARKUP = re.compile(r"\\(?:boxed|text|mathbf|textbf)\s*\{|[*_`{}()\\]")
 _AFTER_NUMBER = re.compile(r"[.%]?(?:[^\S\n]*[A-Za-z.]+)*")
 
 
 def _number_at(text: str) -> Fraction | None:
     """The number that a text begins with; None without one, or with one that is too long to be an answer."""
-    found = _NUMBER_FIRST.match(text[:_ANSWER_CHARACTERS].lstrip())
+    found = _first_number(text)
     if found is None or len(found[2]) > _MAX_DIGITS or (found[1] and found[2][0] == "-"):
         return None
     below = found[3] or "1"
@@ -89,8 +91,15 @@ def _number_at(text: str) -> Fraction | None:
     return Fraction(found[1] + found[2].replace(",", "")) / int(below)
 
 
+def _first_number(text: str) -> re.Match[str] | None:
+    """The number that a text begins with; None where what follows makes it another one, as in `3 1/2` and `5e3`."""
+    said = text[:_ANSWER_CHARACTERS].lstrip().translate(_MINUS_SIGNS)
+    found = _NUMBER_FIRST.match(said)
+    return None if found is None or _GOES_ON.match(said, found.end()) else found
+
+
 def _length_of_number(text: str) -> int:
-    found = _NUMBER_FIRST.match(text[:_ANSWER_CHARACTERS].lstrip())
+    found = _first_number(text)
     return 0 if found is None else found.end()
 
 

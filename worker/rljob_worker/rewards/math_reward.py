@@ -30,19 +30,27 @@ def math(response: str, label: str) -> float:
     return float(any(_is_same(one, other, budget) for one in wanted for other in read(said, response=True)))
 
 
+_LOST_ESCAPE = re.compile(r"[\f\b\a\v](?=[a-zA-Z])")
+
+
 @lru_cache(maxsize=1024)
 def read_label(label: str) -> tuple[list[Answer], str]:
     """The readings of a label, and how it is written. Raises ValueError, which says what is wrong with it."""
     shown = f"{label[:60]!r}{'...' if len(label) > 60 else ''}"
     if len(label) > 16 * MAX_CHARACTERS:
         raise ValueError(f"the label is longer than {16 * MAX_CHARACTERS} characters: {shown}")
+    if escape := _LOST_ESCAPE.search(label):
+        meant = {"\f": "\\f", "\b": "\\b", "\a": "\\a", "\v": "\\v"}[escape[0]]
+        raise ValueError(
+            f"the label has the character {escape[0]!r}, which was {meant} before it was read as an escape: {shown}"
+        )
     text = label.rpartition("####")[2] if "####" in label else label
     if re.search(r"\\(?:boxed|fbox)\s*\{", text):
         said = final_answer(text)
         if said is None:
             raise ValueError(f"the label has a box that is not closed: {shown}")
         text = said
-    elif re.search(r"\banswer (?:is|:)|答案", text):
+    elif re.search(r"\banswer(?: is|\s*(?:\*\*)?:)|答案|<answer>", text, re.IGNORECASE):
         text = final_answer(text) or text
     if not _closed(text):
         raise ValueError(f"the braces of the label do not match: {shown}")
@@ -63,7 +71,9 @@ def _is_same(label: Answer, answer: Answer, budget: Budget) -> bool:
 
 
 def _spelled(text: str) -> str:
-    return re.sub(r"\s+", "", clean(text[: MAX_CHARACTERS + 1])).rstrip(".")
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", clean(text[: MAX_CHARACTERS + 1]))
+    text = re.sub(r"([\^_]) ?([a-zA-Z]|\d(?!\d))", r"\1{\2}", text)
+    return re.sub(r"\s+", "", text).rstrip(".")
 
 
 def _closed(text: str) -> bool:

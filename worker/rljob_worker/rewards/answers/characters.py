@@ -16,18 +16,20 @@ _UNICODE = {
     "□": r"\square ", "∎": r"\blacksquare ", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "∖": r"\setminus ", "∨": r"\lor ", "。": ".", "、": ",", "“": '"', "”": '"',
-    "′": "'", "…": "...", "，": ",", "µ": "μ",
+    "′": "'", "″": '"', "∴": " ", "…": "...", "，": ",", "µ": "μ",
 }  # fmt: skip
 _SPELLINGS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "neq": "ne", "varnothing": "emptyset", "infin": "infty", "degree": "deg",
     "varphi": "phi", "varepsilon": "epsilon", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "lg": "log",
     "iff": "Leftrightarrow", "simeq": "approx", "vee": "lor", "wedge": "land", "R": "mathbb{R}",
+    "tg": "tan", "ctg": "cot", "arctg": "atan", "sh": "sinh", "cosec": "csc",
     "ldots": "...", "dots": "...", "cdots": "...",
 }  # fmt: skip
 _SYMBOLS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}",
     "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|", "colon": ":", "quad": " ", "qquad": " ",
+    "therefore": " ", "permil": "‰", "textperthousand": "‰",
     "thinspace": " ", "enspace": " ", "space": " ", "displaystyle": " ", "textstyle": " ", "scriptstyle": " ",
     "limits": " ", "nolimits": " ", "strut": " ", "bf": " ", "rm": " ", "pounds": "£", "euro": "€", "dollar": "\ue000",
     "lparen": "(", "rparen": ")", "nonumber": " ", "hfill": " ", "centerdot": "*", "medspace": " ", "large": " ",
@@ -42,14 +44,19 @@ _TEXT = re.compile(
 )
 _LOOKS = re.compile(
     r"\\(?:text)?color\s*\{[^{}]*\}|"
-    r"\\(?:mathbf|boldsymbol|bm|mathnormal|mathcal|vec|hat|ensuremath|mathop|underline|uline)\s*(?=\{)"
+    r"\\(?:mathbf|boldsymbol|bm|mathnormal|mathcal|vec|hat|ensuremath|mathop|underline|uline|"
+    r"overrightarrow)(?![a-zA-Z])\s*(?=\{|[A-Za-z](?![A-Za-z])|\\[a-z])"
 )
+_NUMBERS = re.compile(r"(?:((?:^|\\in) ?)\\mathbf|\\mathbb) ?\{? ?([NZQR])(?![a-zA-Z]) ?\}?")
 _MODULUS = re.compile(
     r"\( ?(?:\\(?:b?mod)(?![a-zA-Z])|\\text\{ ?mod ?\}|mod(?![a-zA-Z])) ?\{?(?P<bracketed>\w+)\}? ?\)|"
     r"\\text\{ ?\( ?mod (?P<text>\w+) ?\) ?\}|"
     r"(?:\\[pb]?mod(?![a-zA-Z])|\\text\{ ?mod ?\}) ?(?:\{ ?(?P<braced>\w+) ?\}|(?P<bare>\w+))"
 )
-_NAMES = "sin cos tan cot sec csc asin acos atan arcsin arccos arctan log ln exp lg gcd lcm"
+_NAMES = (
+    "sin cos tan cot sec csc asin acos atan arcsin arccos arctan log ln exp lg gcd lcm tg ctg arctg sh cosec sinh "
+    "cosh tanh"
+)
 _FUNCTIONS = frozenset(_NAMES.split())
 MAX_ARGUMENTS = 16
 _ARGUMENTS = r"((?:[^(){}]|(?<!\\)\{(?:[^{}]|\{[^{}]*+\})*+\})*+)"
@@ -64,19 +71,23 @@ def clean(text: str) -> str:
     text = _unicode(text)
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z({\[$%])", r"\\", text)
+    text = re.sub(r"(?<=[\w)}\]])\*\*(?=[\w({-])", "^", text)
     text = text.replace(r"\$", "\ue000")
     text = _GROUPED.sub("", text)
-    text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text).replace("{:}", ":")
+    text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text).replace(r"\text{:}", ":").replace("{:}", ":")
     text = _LEFT_RIGHT.sub("", text)
     text = re.sub(r"(?<!\\)\\!|\\phantom\{[^{}]*\}|\\hspace\*?\{[^{}]*\}|\\label\{[^{}]*\}", "", text)
     text = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", text)
     text = re.sub(r"\{([^{}]*)\\(choose|over)(?![a-zA-Z])([^{}]*)\}", _infix, text)
     text = _COMMAND.sub(_spell, text)
+    text = _NUMBERS.sub(r"\1\\mathbb{\2}", text)
     text = _LOOKS.sub("", text)
     text = _TEXT.sub(r"\\text{", text)
     text = re.sub(r"\\text\{([^{}]*)\}", _function_or_text, text)
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))", r"\\deg ", text)
+    text = re.sub(r"\^ ?\{? ?(\\text\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th)(?![a-z])) ?\}?", r"\1", text)
     text = _SEPARATORS.sub(r" \1 ", text)
+    text = re.sub(r"\\text\{([^{}]+?),? +(and|or) *\}", r"\\text{\1} \2 ", text)
     text = _MODULUS.sub(lambda found: rf"\pmod{{{next(filter(None, found.groups()))}}}", text)
     text = re.sub(r"\\([%#&_])", r"\1", text) if r"\begin" not in text else text.replace(r"\%", "%")
     text = _OF_SEVERAL.sub(_of_two, text)
@@ -85,6 +96,7 @@ def clean(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+_CIRCLED = re.compile("[①-⑳](?:[,，、 ]*[①-⑳])*")
 _INFINITY = re.compile("(正|负)?无穷大?(?![多个])")
 
 
@@ -92,12 +104,13 @@ def _unicode(text: str) -> str:
     if text.isascii():
         return text
     text = _INFINITY.sub(lambda found: ("-" if found[1] == "负" else "") + r"\infty ", text)
+    text = _CIRCLED.sub(lambda found: ",".join(filter(_is_circled, found[0])), text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     parts = []
     for character in text:
-        if character in _UNICODE:
-            parts.append(_UNICODE[character])
+        if character in _UNICODE or _is_circled(character):
+            parts.append(_UNICODE.get(character, character))
             continue
         whole = unicodedata.normalize("NFKC", character)
         if "⁄" in whole and len(whole) > 1:
@@ -107,6 +120,11 @@ def _unicode(text: str) -> str:
             continue
         parts.append("".join(_UNICODE.get(one, one) for one in whole))
     return "".join(parts)
+
+
+def _is_circled(character: str) -> bool:
+    """Whether it numbers a statement: ①③ names two of them, and is no 13."""
+    return "①" <= character <= "⑳"
 
 
 def _spell(found: re.Match[str]) -> str:
@@ -136,7 +154,7 @@ def _function_or_text(found: re.Match[str]) -> str:
     """Functions, and the constants that are set upright, are no text."""
     content = found[1].strip()
     if content in _FUNCTIONS:
-        return "\\" + content.replace("arc", "a") + " "
+        return "\\" + _SPELLINGS.get(content, content) + " "
     if content in ("e", "i", "d") or (content and not re.search(r"\w|[$€£¥%]", content)):
         return content
     return f"\\text{{{found[1]}}}"
@@ -160,7 +178,7 @@ def unwrap(text: str) -> str:
         if not text.endswith("..."):
             text = _END_MARK.sub("", text.rstrip(".,;")).rstrip()
             text = text.removesuffix("\\\\")
-        for mark in ("**", "__", "*", '"'):
+        for mark in ("**", "__", "*", '"', "'"):
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
                 text = text[len(mark) : -len(mark)]
         for opening in ("{", r"\text{", r"\boxed{", r"\fbox{", r"\framebox{", r"\displaylines{"):

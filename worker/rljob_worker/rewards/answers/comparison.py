@@ -16,16 +16,14 @@ from rljob_worker.rewards.answers.forms import (
     Ordered,
     Ratio,
     Relation,
-    Union,
     Unordered,
     Value,
-    Without,
     Words,
 )
+from rljob_worker.rewards.answers.intervals import reals, same_sets
 from rljob_worker.rewards.answers.values import Budget, NoValueError, Number
 
-Interval = tuple[Number, bool, Number, bool]
-"""Start, whether it belongs to the set, end, whether that does."""
+_NUMBERS = {"R": "all real numbers", "Z": "integers", "Q": "rational numbers"}
 _PI_OF_DEGREE = Fraction(1, 180)
 
 
@@ -52,6 +50,11 @@ def same(label: Answer, answer: Answer, budget: Budget) -> bool:
 
 def _same_words(label: Words, answer: Words | Value) -> bool:
     if isinstance(answer, Value):
+        if label.text in _NUMBERS.values():
+            return answer.unit is None and _NUMBERS.get(answer.node.name) == label.text
+        head, modulus, _ = label.text.partition(r"\pmod")
+        if modulus:
+            return answer.unit is None and answer.node.kind == "number" and head == str(answer.node.number)
         name = answer.node.name if answer.node.kind == "symbol" else answer.node.kind
         return len(label.text) == 1 and answer.unit is None and label.text in (name, name.upper())
     if len(label.text) == len(answer.text) == 1:
@@ -87,6 +90,8 @@ def _curve(assigned: Assigned) -> Relation | None:
 
 def _same_values(label: Value, answer: Value, budget: Budget) -> bool:
     one, other = label.node, answer.node
+    if _is_of_another(label, answer) or _is_of_another(answer, label):
+        return False
     if label.unit is not None and answer.unit is not None:
         if not label.unit.fits(answer.unit):
             return False
@@ -103,6 +108,11 @@ def _same_values(label: Value, answer: Value, budget: Budget) -> bool:
         radians = Node("multiply", (_scaled(degrees, _PI_OF_DEGREE), Node("pi")))
         return values.equal(bare, radians, budget)
     return False
+
+
+def _is_of_another(one: Value, other: Value) -> bool:
+    """Whether one has a unit and the other a mark that says something else."""
+    return one.unit is not None and (other.percent or (other.degrees and "angle" not in one.unit.powers))
 
 
 def _scaled(node: Node, factor: Fraction) -> Node:
@@ -166,8 +176,9 @@ def _same_collections(label: Answer, answer: Answer, budget: Budget) -> bool:
         if _variables(label) != _variables(answer):
             return False
     if isinstance(label, Value) and isinstance(answer, Relation) and answer.signs == ("=",):
-        # A quantity of the question with its value: m + n = 7.
-        return not (label.node.symbols() | answer.sides[1].symbols()) and same(label, Value(answer.sides[1]), budget)
+        # A quantity of the question with its value: m + n = 7, or 7 = m + n.
+        found = [side for side in answer.sides if not side.symbols()]
+        return not label.node.symbols() and len(found) == 1 and same(label, Value(found[0]), budget)
     if isinstance(label, Ordered) and isinstance(answer, Ordered):
         return _same_ordered(label, answer, budget)
     if isinstance(label, (Unordered, Value)) and isinstance(answer, (Unordered, Value)):
@@ -178,8 +189,8 @@ def _same_collections(label: Answer, answer: Answer, budget: Budget) -> bool:
         is_list = isinstance(ordered, Ordered) and isinstance(other, Unordered) and not other.braces
         if is_list and _in_order(ordered, other, budget):
             return True
-    sets = [_reals(one, budget) for one in (label, answer)]
-    return sets[0] is not None and sets[1] is not None and _same_reals(sets[0], sets[1])
+    sets = [reals(one, budget) for one in (label, answer)]
+    return sets[0] is not None and sets[1] is not None and same_sets(sets[0], sets[1])
 
 
 def _same_ordered(label: Ordered, answer: Ordered, budget: Budget) -> bool:
@@ -219,11 +230,30 @@ def _same_unordered(label: Sequence[Answer], answer: Sequence[Answer], budget: B
 
 
 def _distinct(items: Sequence[Answer], budget: Budget) -> list[Answer]:
+    """Items that are not written alike and, where they are numbers, not of one value."""
     distinct: list[Answer] = []
+    found: list[Number] = []
     for item in items:
-        if item not in distinct:
-            distinct.append(item)
+        if item in distinct:
+            continue
+        number_of = _exactly(item, budget)
+        if number_of is not None and number_of in found:
+            continue
+        if number_of is not None:
+            found.append(number_of)
+        distinct.append(item)
     return distinct
+
+
+def _exactly(item: Answer, budget: Budget) -> Number | None:
+    """The rational value of a bare number, else None."""
+    if not isinstance(item, Value) or item != Value(item.node) or item.node.symbols():
+        return None
+    try:
+        found = values.value(item.node, budget)
+    except NoValueError:
+        return None
+    return found if isinstance(found, Fraction) else None
 
 
 def _same_relations(label: Relation, answer: Relation, budget: Budget) -> bool:
@@ -253,131 +283,3 @@ def _difference(relation: Relation) -> tuple[Node, str] | None:
     if sign not in ("=", "<", r"\le", r"\ne"):
         return None
     return Node("add", (left, Node("negate", (right,)))), sign
-
-
-def _reals(answer: Answer, budget: Budget) -> list[Interval] | None:
-    """A set of real numbers as disjoint intervals; None for what is none."""
-    try:
-        found = _intervals(answer, budget)
-    except NoValueError:
-        return None
-    return None if found is None else _merged(found)
-
-
-def _intervals(answer: Answer, budget: Budget) -> list[Interval] | None:
-    everything = [(-values.INFINITY, False, values.INFINITY, False)]
-    if isinstance(answer, Words):
-        return {"all real numbers": everything, "no solution": []}.get(answer.text)
-    if isinstance(answer, Ordered):
-        return _interval(answer, budget)
-    if isinstance(answer, Relation):
-        return _solutions(answer, budget)
-    if isinstance(answer, Without):
-        whole, less = _intervals(answer.whole, budget), _intervals(answer.less, budget)
-        return None if whole is None or less is None else _intersection(whole, _complement(less))
-    if isinstance(answer, Union):
-        parts = [_intervals(item, budget) for item in answer.items]
-        return None if any(part is None for part in parts) else [one for part in parts for one in part or ()]
-    if isinstance(answer, Unordered):
-        return _of_list(answer, budget)
-    return None
-
-
-def _of_list(answer: Unordered, budget: Budget) -> list[Interval] | None:
-    if answer.braces:
-        points = [values.real(item.node, budget) for item in answer.items if isinstance(item, Value)]
-        return [(point, True, point, True) for point in points] if len(points) == len(answer.items) else None
-    parts = [_point(item, budget) if answer.joint == "or" else _intervals(item, budget) for item in answer.items]
-    if (
-        any(part is None for part in parts)
-        or len({item.name for item in answer.items if isinstance(item, Assigned)}) > 1
-    ):
-        return None
-    if answer.joint == "or" or not all(isinstance(item, Relation) for item in answer.items):
-        return [one for part in parts for one in part or ()]
-    found = [(-values.INFINITY, False, values.INFINITY, False)]
-    for part in parts:
-        found = _intersection(found, part or [])
-    if not found and answer.joint == ",":
-        return [one for part in parts for one in part or ()]
-    return found
-
-
-def _point(item: Answer, budget: Budget) -> list[Interval] | None:
-    """`x = 1` beside inequalities."""
-    if not isinstance(item, Assigned) or not isinstance(item.to, Value):
-        return _intervals(item, budget)
-    at = values.real(item.to.node, budget)
-    return [(at, True, at, True)]
-
-
-def _interval(answer: Ordered, budget: Budget) -> list[Interval] | None:
-    if len(answer.items) != 2 or answer.opening == r"\langle":
-        return None
-    ends = [values.real(item.node, budget) for item in answer.items if isinstance(item, Value) and item.unit is None]
-    if len(ends) != 2 or not ends[0] < ends[1]:
-        return None
-    return [(ends[0], answer.opening == "[", ends[1], answer.closing == "]")]
-
-
-def _solutions(relation: Relation, budget: Budget) -> list[Interval] | None:
-    """Solutions of inequalities between one variable and numbers."""
-    names = [side.name for side in relation.sides if side.kind == "symbol"]
-    if len(names) != 1 or sum(bool(side.symbols()) for side in relation.sides) != 1:
-        return None
-    found = [(-values.INFINITY, False, values.INFINITY, False)]
-    at = next(index for index, side in enumerate(relation.sides) if side.kind == "symbol")
-    for index, sign in enumerate(relation.signs):
-        if index not in (at - 1, at):
-            return None
-        bound = values.real(relation.sides[index if index < at else index + 1], budget)
-        if sign == r"\ne":
-            found = _intersection(found, _complement([(bound, True, bound, True)]))
-            continue
-        if sign not in ("<", ">", r"\le", r"\ge"):
-            return None
-        is_lower = (sign in ("<", r"\le")) == (index < at)
-        closed = sign in (r"\le", r"\ge")
-        below, above = (-values.INFINITY, False), (values.INFINITY, False)
-        part = (bound, closed, *above) if is_lower else (*below, bound, closed)
-        found = _intersection(found, [part])
-    return found
-
-
-def _intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    found = []
-    for a in one:
-        for b in other:
-            start, start_in = max((a[0], not a[1]), (b[0], not b[1]))
-            end, end_in = min((a[2], a[3]), (b[2], b[3]))
-            if start < end or (start == end and not start_in and end_in):
-                found.append((start, not start_in, end, end_in))
-    return found
-
-
-def _complement(intervals: Sequence[Interval]) -> list[Interval]:
-    found: list[Interval] = [(-values.INFINITY, False, values.INFINITY, False)]
-    for start, start_in, end, end_in in intervals:
-        outside = [(-values.INFINITY, False, start, not start_in), (end, not end_in, values.INFINITY, False)]
-        found = _intersection(found, outside)
-    return found
-
-
-def _merged(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for interval in sorted(intervals, key=lambda one: (one[0], not one[1])):
-        if merged:
-            start, start_in, end, end_in = merged[-1]
-            if interval[0] < end or (interval[0] == end and (end_in or interval[1])):
-                last = max((end, end_in), (interval[2], interval[3]))
-                merged[-1] = (start, start_in, *last)
-                continue
-        merged.append(interval)
-    return merged
-
-
-def _same_reals(one: Sequence[Interval], other: Sequence[Interval]) -> bool:
-    return len(one) == len(other) and all(
-        a[1] == b[1] and a[3] == b[3] and values.same_reals(a[0], b[0]) and values.same_reals(a[2], b[2])
-        for a, b in zip(one, other, strict=True)
-    )

@@ -47,14 +47,15 @@ _NAMES = "sin cos tan cot sec csc asin acos atan sinh cosh tanh ln exp log"
 _FUNCTIONS = frozenset(_NAMES.split())
 _WORDS = {"sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "arcsin": "asin",
           "arccos": "acos", "arctan": "atan", "theta": "theta"} | {name: name for name in _FUNCTIONS}  # fmt: skip
+_FACTORIALS = {"!": "factorial", "!!": "double_factorial"}
 _NUMERALS = ("number", "repeating", "dots")
 _TOKEN = re.compile(
     r"(?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\s*\{?(?P<period>\d+)\}?)"
     r"|(?P<dots>\d*\.\d+)\.\.\."
-    r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?)"
+    r"|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|\\(?P<command>[a-zA-Z]+)"
     r"|(?P<word>[a-zA-Z]+)"
-    r"|(?P<mark>\\[{}|]|[-+*/^_(){}\[\]|!])"
+    r"|(?P<mark>\\[{}|]|!!|[-+*/^_(){}\[\]|!])"
     r"|(?P<space>\s+)"
 )
 
@@ -189,9 +190,8 @@ class _Parser:
         if self._is("^"):
             self._at += 1
             node = Node("power", (node, self._exponent()))
-            while self._is("!"):
-                self._at += 1
-                node = Node("factorial", (node,))
+            while self._is("!", "!!"):
+                node = Node(_FACTORIALS[self._take().text], (node,))
         self._depth -= 1
         return node
 
@@ -211,10 +211,10 @@ class _Parser:
 
     def _postfix(self) -> Node:
         node = self._primary()
-        while self._is("!") or self._peek().text == "deg":
-            is_factorial = self._take().text == "!"
+        while self._is("!", "!!") or self._peek().text == "deg":
+            mark = self._take().text
             degree = Node("multiply", (node, Node("pi"), number(Fraction(1, 180))))
-            node = Node("factorial", (node,)) if is_factorial else degree
+            node = Node(_FACTORIALS[mark], (node,)) if mark in _FACTORIALS else degree
         return node
 
     def _primary(self) -> Node:
@@ -366,7 +366,7 @@ def _numeral(token: _Token) -> Node:
         raise NotAnExpressionError("an exponent of too many digits")
     value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return Node("number", number=value, decimals=decimals if "." in mantissa else None)
+    return Node("number", number=value, decimals=decimals if mantissa[-1] != "." and "." in mantissa else None)
 
 
 def _repeating(head: str, period: str) -> Fraction:

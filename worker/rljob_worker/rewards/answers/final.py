@@ -22,6 +22,7 @@ _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;.]|\\[\])(\[,;!]|\\quad|\\qquad|\\text\{|\}|and\b|or\b|\bis\b|和|或|与|[a-zA-Z](?:_\{?\d\}?)?\s*=)*"
 )
 _JOINT = re.compile(r"\b(?:and|or)\b|,|;|和|或|与")
+_OPENING, _CLOSING = (re.compile(tag, re.IGNORECASE) for tag in ("<answer>", "</answer>"))
 _END_TOKENS = re.compile(r"(?:\s|<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>)+$")
 _HEADING = r"(?:final\s+)?(?:answers?|ans|solution|result|option|choice)"
 _ANCHOR = re.compile(
@@ -29,7 +30,7 @@ _ANCHOR = re.compile(
     r"(?:(?:is|are|was|=|:|：|equals|should be|would be|must be|comes? out (?:to|as))[^\S\n]*"
     r"(?:[*_]{1,2})?[^\S\n]*:?)+)"
     r"|(?:最终)?答案[^\S\n]*(?:[*_]{1,2})?[^\S\n]*(?:应该?)?(?:是|为|[:：=])[^\S\n]*[:：]?"
-    r"|(?:故|应|所以)选(?:择)?[:：]?"
+    r"|【答案】|(?:故|应|所以|^)\s*选(?:择)?[:：]?"
     r"|####|^[#*_ \t]*(?:final answer|answer|最终答案|答案)[*_:： \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -46,12 +47,18 @@ _MATH = re.compile(
     r"\$\$(.{1,600}?)\$\$|(?<!\\)\$(?!\d[^$\n]*\s\$\d)(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]",
     re.DOTALL,
 )
-_REASON = re.compile(r"[,;]?\s+(?:because|since|as|where|which|so|when|for|by|after|but)\s|\s\(", re.IGNORECASE)
+_REASON = re.compile(
+    r"[,;]?\s+(?:because|since|as|where|which|so|when|for|by|after|but)\s|,\s(?:not|rather than)\s|\s\(",
+    re.IGNORECASE,
+)
 _CONCLUDES = re.compile(
-    r"(?:\b(?:is|are|equals|get|obtain|have|gives?|yields?|costs?|makes?)|[=:：]|为|是|等于|得)\s*"
+    r"(?:\b(?:is|are|equals|get|obtain|have|gives?|yields?|costs?|makes?|so|thus|hence|therefore)|[=:：]|所以|因此|为|是|等于|得)\s*"
     r"(?:exactly |about |approximately )?$",
     re.IGNORECASE,
 )
+_IS_THE_ANSWER = re.compile(r" is (?:the|our|my) (?:final |correct |right )?answer$", re.IGNORECASE)
+_ASIDE = re.compile(r"(?:\b(?:at|when|for|where|if|since|because)|当|此时|其中)\s*(?:\w+\s+)?$", re.IGNORECASE)
+"""Before a formula that says where a value is taken, or why."""
 _DOUBTS = re.compile(
     r"\b(?:if|maybe|perhaps|suppose|assume|assuming|let|try|guess|might|could|not|unsure|unless|wrong|whether)\b|不是|假设|如果",
     re.IGNORECASE,
@@ -135,12 +142,14 @@ def _joined(text: str, marks: list[_Mark]) -> str | None:
 
 
 def _last_tag(text: str) -> _Mark | None:
-    start = text.rfind("<answer>")
-    if start < 0:
+    opening = None
+    for opening in _OPENING.finditer(text):  # noqa: B007
+        pass
+    if opening is None:
         return None
-    end = text.find("</answer>", start)
-    content = text[start + len("<answer>") : end if end >= 0 else len(text)]
-    return _Mark(start, end if end >= 0 else len(text), content)
+    closing = _CLOSING.search(text, opening.end())
+    end = len(text) if closing is None else closing.start()
+    return _Mark(opening.start(), end, text[opening.end() : end])
 
 
 def _last_in_words(text: str, after: int) -> str | None:
@@ -217,11 +226,13 @@ def _end_of_sentence(text: str) -> str | None:
     last = _last_sentence(text)
     if _DOUBTS.search(_MATH.sub("", last)):
         return None
-    end = last.rstrip(" .*。!`")
+    end = _IS_THE_ANSWER.sub("", last.rstrip(" .*。!`"))
     math = list(_MATH.finditer(end))
     if math and not end[math[-1].end() :].strip(" *"):
-        content = next(group for group in math[-1].groups() if group)
-        return content
+        said = math[-1]
+        if _ASIDE.search(end[: said.start()]):
+            said = next((one for one in reversed(math[:-1]) if _CONCLUDES.search(end[: one.start()])), said)
+        return next(group for group in said.groups() if group)
     number = _LAST_NUMBER.search(end)
     if number is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 
 from rljob_worker.rewards.answers.expression import Node, NotAnExpressionError, number, parse
 from rljob_worker.rewards.answers.forms import Value
@@ -14,9 +15,17 @@ _WORDS = (
     "eighteen nineteen twenty"
 )
 NUMBER_WORDS = {word: index for index, word in enumerate(_WORDS.split())}
+_BEFORE_TY = "twen thir for fif six seven eigh nine"
+_TENS = {f"{word}ty": 10 * index for index, word in enumerate(_BEFORE_TY.split(), 2)}
+_PARTS = {
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10,
+}  # fmt: skip
+_THOUSANDS = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _MAX_MARKS = 3
+_CODES = "USD|EUR|GBP|RMB|CNY|INR"
 _CURRENCY = re.compile(
-    r"^([-+]?) ?(?:US ?|\\text\{ ?(?:US|Rs|RM|USD)\.? ?\} ?)?([$€£¥₹]|\\text\{ ?[$€£¥₹] ?\}) ?(?=[\d.(\\-])"
+    r"^([-+]?) ?(?:US ?|\\text\{ ?(?:US|Rs|RM|USD)\.? ?\} ?)?"
+    rf"([$€£¥₹]|\\text\{{ ?(?:[$€£¥₹]|{_CODES}) ?\}}|(?:{_CODES})(?= )) ?(?=[\d.(\\-])"
 )
 _QUANTITIES = re.compile(
     r"(?<![\d.])(\d+(?:\.\d+)?) ?(\\text\{[^{}]*\}|[A-Za-z]+|[^\W\d_a-zA-Z]+)\.? ?"
@@ -30,12 +39,46 @@ _PERCENT = re.compile(
     r"^(.*?) ?(?:%|\\text\{ ?(?:%|percent|per cent) ?\}|(?<![A-Za-z])(?:percent|per cent|pct)|百分之)$"
 )
 _DEGREES = re.compile(r"^(.*?) ?(?:\\deg|\\text\{ ?(?:degrees?|deg|度) ?\}|(?<![A-Za-z])degrees?|度)$")
-_TEMPERATURE = re.compile(r"(.*\d) ?\\deg ?(?:\\text\{ ?)?([CF]) ?\}?")
+_TEMPERATURE = re.compile(
+    r"(.*\d) ?(?:\\deg ?(?:\\text\{ ?)?|(?:\\text\{ ?)?degrees? )([CF])(?:elsius|ahrenheit)? ?\}?"
+)
+_NEGATIVE = re.compile(r"(?:\\text\{ ?)?(?:negative|minus|负) ?\}? ?(?=[\d.\\])")
 _ABOUT = re.compile(
-    r"^\\approx ?|^(?:\\text\{ ?)?(?:about|approximately|exactly|roughly) ?\}? ?|"
+    r"^\\(?:approx|sim) ?|^(?:\\text\{ ?)?(?:about|approximately|exactly|roughly) ?\}? ?|"
     r"^\\text\{[^{}\d]*(?: is| are|=|:| equals) ?\} ?|"
     r"^(?:\\text\{)?(?=[^{}\\\d]*[\u4e00-\u9fff])[^{}\\\d不没無无非]{0,40}(?:[是为有共得:=]|等于) ?\}? ?"
 )
+
+
+def in_words(text: str) -> Fraction | None:
+    """The number that words say: seven, twenty-one, one hundred and five, one half; None where they say none."""
+    words = text.lower().replace("-", " ").split()
+    if len(words) > 1 and words[0] in ("negative", "minus"):
+        whole = _whole_number(words[1:])
+        return None if whole is None else -whole
+    if words == ["half"]:
+        return Fraction(1, 2)
+    if len(words) == 2 and (part := _PARTS.get(words[1].removesuffix("s"))) is not None:
+        count = 1 if words[0] in ("a", "an") else NUMBER_WORDS.get(words[0])
+        return Fraction(count, part) if count else None
+    return _whole_number(words)
+
+
+def _whole_number(words: list[str]) -> Fraction | None:
+    """Groups of at most three digits, each with its thousand or million."""
+    total, group, least = 0, 0, 1000
+    for index, word in enumerate(words):
+        if word in _THOUSANDS and group:
+            total, group, least = total + group * _THOUSANDS[word], 0, 1000
+        elif word == "hundred" and 0 < group < 10:
+            group, least = group * 100, 100
+        elif word in _TENS and least > 10:
+            group, least = group + _TENS[word], 10
+        elif (one := NUMBER_WORDS.get(word)) is not None and one < least and (one or len(words) == 1):
+            group, least = group + one, 0
+        elif word != "and" or not 0 < index < len(words) - 1:
+            return None
+    return Fraction(total + group) if words else None
 
 
 def compound(text: str) -> Value | None:
@@ -43,17 +86,17 @@ def compound(text: str) -> Value | None:
     found = list(_QUANTITIES.finditer(text))
     if len(found) < 2 or "".join(one[0] for one in found) != text:
         return None
-    total, powers = None, None
+    total, units = Fraction(0), list[Unit]()
     for one in found:
         unit = read_unit(one[2], quantity_words=False)
-        if unit is None or unit.nouns or not unit.powers or (powers is not None and unit.powers != powers):
+        if unit is None or unit.nouns or not unit.powers:
             return None
-        powers = unit.powers
-        part = parse(one[1]).number * unit.factor
-        total = part if total is None else total + part
-    assert total is not None
-    assert powers is not None
-    return Value(number(total), Unit(powers), compound=True)
+        # 3 h 20 min is one time; 6 cm and 4 cm are two lengths.
+        if units and (unit.powers != units[-1].powers or unit.factor >= units[-1].factor):
+            return None
+        units.append(unit)
+        total += parse(one[1]).number * unit.factor
+    return Value(number(total), Unit(units[0].powers), compound=True)
 
 
 def balanced(text: str) -> bool:
@@ -70,10 +113,13 @@ def value(text: str, depth: int = 0) -> Value | None:
     """An expression with or without a unit, a percent sign or degrees behind it."""
     if depth > _MAX_MARKS:
         return None
-    text = _ABOUT.sub("", text)
+    text = _NEGATIVE.sub("-", _ABOUT.sub("", text), count=1)
+    if text.endswith("‰"):
+        inner = value(text[:-1].rstrip(), depth + 1)
+        return None if inner is None else replace(inner, node=Node("divide", (inner.node, number(1000))))
     money = _CURRENCY.match(text)
-    if text.lower() in NUMBER_WORDS:
-        return Value(number(NUMBER_WORDS[text.lower()]))
+    if (said := in_words(text)) is not None:
+        return Value(number(said))
     if money is not None:
         unit = read_unit(money[2].removeprefix(r"\text{").rstrip("} ").strip(), quantity_words=False)
         inner = value(money[1] + text[money.end() :], depth + 1)
@@ -89,7 +135,7 @@ def value(text: str, depth: int = 0) -> Value | None:
     temperature = _TEMPERATURE.fullmatch(text)
     if temperature is not None:
         return _checked_value(temperature[1], Unit(nouns=frozenset({"degrees " + temperature[2]})))
-    if re.fullmatch(r"[A-Za-z]{3,}", text) and not set(text) <= set("abcdxyz") and text != "infinity":
+    if re.fullmatch(r"[A-Za-z]{3,}", text) and not set(text) <= set("abcdxyz") and text not in ("infinity", "inf"):
         return None
     scaled = _SCALED.fullmatch(text)
     if scaled is not None:
@@ -147,8 +193,8 @@ def _checked_value(head: str, unit: Unit | None, is_text: bool = False) -> Value
     try:
         node = parse(_spaced_mixed(inner[money.end() :] if money else inner))
     except NotAnExpressionError:
-        words = inner.lower()
-        if words not in NUMBER_WORDS:
+        said = in_words(inner)
+        if said is None:
             return None
-        node = number(NUMBER_WORDS[words])
+        node = number(said)
     return None if node.symbols() and not is_text else Value(node, unit)

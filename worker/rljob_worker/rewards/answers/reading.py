@@ -21,7 +21,8 @@ from rljob_worker.rewards.answers.forms import (
     Without,
     Words,
 )
-from rljob_worker.rewards.answers.quantities import NUMBER_WORDS, balanced, compound, quantity, value
+from rljob_worker.rewards.answers.quantities import NUMBER_WORDS, balanced, compound, in_words, quantity, value
+from rljob_worker.rewards.answers.values import has_decimals
 
 MAX_CHARACTERS = 4000
 MAX_ITEMS = 60
@@ -37,14 +38,25 @@ _PHRASES = {
     "undefined": "undefined|not defined|无定义",
     "all real numbers": "all real numbers|all reals|all real values|全体实数|任意实数|实数集|一切实数",
     "infinitely many": "infinitely many|infinitely many solutions|infinite|无穷多|无数|无数个|无穷多个",
+    "integers": "all integers|integers|the integers|any integer|整数|全体整数|所有整数",
+    "positive integers": "all positive integers|positive integers|正整数|全体正整数",
+    "rational numbers": "all rational numbers|rational numbers|rationals|有理数",
     "yes": "yes|是|是的", "no": "no|否|不是", "true": "true|正确|对", "false": "false|错误|错",
 }  # fmt: skip
+_NUMBER_SETS = {
+    "all real numbers": r"\mathbb{R} (-\infty,\infty) (-\infty,+\infty)", "integers": r"\mathbb{Z}",
+    "positive integers": r"\mathbb{Z}^+ \mathbb{Z}_+ \mathbb{Z}_{>0} \mathbb{N}^+ \mathbb{N}_+ \mathbb{N}^*",
+    "rational numbers": r"\mathbb{Q}",
+}  # fmt: skip
+_SETS = {spelling: name for name, spellings in _NUMBER_SETS.items() for spelling in spellings.split()}
 _MEANINGS = {phrase: name for name, phrases in _PHRASES.items() for phrase in phrases.split("|")}
+_POINTS_OF_THOUSANDS = re.compile(r"^-?\d{1,3}(?:\.\d{3}){2,}$")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _EUROPEAN = re.compile(r"^(-?)(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?=$|\D)")
 _NAME = re.compile(
     r"^\\frac\{d[a-z]?(?:\^\{?\d\}?[a-z]?)?\}\{d[a-z](?:\^\{?\d\}?)?\}$|"
     r"^(?:\\[a-zA-Z]+ ?|[A-Za-z])(?:\^\{-1\})?'*(?:_(?:\{[^{}]*\}|\w))?(?: ?\([A-Za-z0-9, ]*\))?$|"
+    r"^(?:\\Pr|P|E|\\mathbb\{[PE]\}) ?(?:\[.*\]|\(.*\))$|"
     r"^(?:[\w ]|\\text\{[^{}]*\})*(?:[A-Za-z]{2}|\\text|[^\W\da-zA-Z_])(?:[\w ]|\\text\{[^{}]*\})*$"
 )
 _ENVIRONMENT = re.compile(
@@ -63,10 +75,15 @@ _BOUND = re.compile(
     r",? ?\\text\{ ?,? ?for (?:any|all|some|every) integers? ?\} ?([a-z])$"
 )
 """Behind an answer: its parameter, which is any integer."""
+_FOR_ALL = re.compile(r",? ?\\text\{ ?,? ?for (?:all|any|every)(?: [^{}]{0,40})?\}(?! integers?)[^,;]{0,40}$")
+"""Behind a function: where it has that value."""
 _LETTERS = re.compile(r"[A-J]{2,6}")
 _CHOICE = re.compile(
-    r"^(?:option |choice |\\text\{(?:option |choice )?\(?)?\(?\b([A-J])\b ?\)?(?:[.:)}]+|$) ?(.*)$", re.IGNORECASE
+    r"^(?:option |choice |\\text\{(?:option |choice )?\(?)?\(?\b([A-J])\b ?\)?(?:\*\*)?(?:[.:)}]+|$) ?(.*)$",
+    re.IGNORECASE,
 )
+_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
+_FEET = re.compile(r"(\d+) ?' ?(\d+(?:\.\d+)?) ?(?:\"|'')")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|cong|sim)(?![a-zA-Z])|<=|>=|!=|[<>=]")
 _FLIPPED = {"<=": r"\le", ">=": r"\ge", "!=": r"\ne"}
 
@@ -93,6 +110,8 @@ def read(text: str, response: bool = False) -> list[Answer]:
 
 def _spellings(text: str, response: bool) -> Iterator[str]:
     """The text with what commas may mean between digits."""
+    if _POINTS_OF_THOUSANDS.match(text):
+        text = text.replace(".", "")
     european = _EUROPEAN.match(text)
     if "," in text and european and ("." in european[2] or (response and len(european[3]) != 3)):
         yield f"{european[1]}{european[2].replace('.', '')}.{european[3]}{text[european.end() :]}"
@@ -105,6 +124,7 @@ def _spellings(text: str, response: bool) -> Iterator[str]:
 
 def _with_parameter(text: str) -> Iterator[str]:
     """The text without what says that its parameter is any integer: as it was named, and as every other one is."""
+    text = _FOR_ALL.sub("", text) or text
     found = _BOUND.search(text)
     head = "" if found is None else text[: found.start()].strip()
     name = "" if found is None else next(filter(None, found.groups()))
@@ -160,11 +180,12 @@ def _phrase(text: str, depth: int) -> Answer | None:
     words = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .!。").lower()
     if words in _MEANINGS:
         return Words(_MEANINGS[words])
-    if words in NUMBER_WORDS:
-        return Value(number(NUMBER_WORDS[words]))
-    if re.sub(r" ", "", text) in (r"\mathbb{R}", r"(-\infty,\infty)", r"(-\infty,+\infty)"):
-        return Words("all real numbers")
-    return None
+    if (said := in_words(words)) is not None:
+        return Value(number(said))
+    if _DATE.fullmatch(text):
+        return Words(text)
+    name = _SETS.get(re.sub(r" |\{(?=[+*]\})|(?<=[+*])\}", "", text))
+    return None if name is None else Words(name)
 
 
 def _environment(text: str, depth: int) -> Answer | None:
@@ -174,11 +195,22 @@ def _environment(text: str, depth: int) -> Answer | None:
     _, name, _, content, _, transposed = found.groups()
     lines = [line for line in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![a-zA-Z])", content) if line.strip()]
     if name in ("cases", "aligned", "align", "align*") or (found[1] == r"\{" and found[5] is None):
-        return Unordered(tuple(_read(line.replace("&", " "), depth + 1) for line in lines[:MAX_ITEMS]), False)
+        return Unordered(tuple(_line(line, depth + 1) for line in lines[:MAX_ITEMS]), False)
+    if len(lines) == 1 and "&" not in lines[0]:
+        return _read(lines[0], depth + 1)
     rows = [[_read(cell, depth + 1) for cell in line.split("&")[:MAX_ITEMS]] for line in lines[:MAX_ITEMS]]
     if transposed and len({len(row) for row in rows}) == 1:
         rows = [list(column) for column in zip(*rows, strict=True)]
     return Matrix(tuple(map(tuple, rows)), determinant=name == "vmatrix" or (name == "array" and found[1] == "|"))
+
+
+def _line(text: str, depth: int) -> Answer:
+    """A line of cases: a value with the condition under which it holds, or an equation."""
+    value_of, mark, condition = text.partition("&")
+    condition = re.sub(r"^ ?\\text\{ ?(?:if|for|when) ?\} ?", "", condition).strip()
+    if not mark or not condition or "&" in condition or re.match(r"[=<>]|\\(?:le|ge|ne)\b", condition):
+        return _read(text.replace("&", " "), depth)
+    return Ordered("(", (_read(value_of.strip().rstrip(","), depth), _read(condition, depth)), ")")
 
 
 def _numeral(text: str, depth: int) -> Answer | None:
@@ -194,7 +226,8 @@ def _numeral(text: str, depth: int) -> Answer | None:
 
 
 def _compound(text: str, depth: int) -> Answer | None:
-    return compound(text)
+    feet = _FEET.fullmatch(text)
+    return compound(text if feet is None else f"{feet[1]} ft {feet[2]} in")
 
 
 _BRACKET = re.compile(r"(\\\{|[{(\[]|\\langle|\\begin\b)|\\\}|[})\]]|\\rangle|\\end\b")
@@ -224,10 +257,11 @@ def split(text: str, separators: re.Pattern[str]) -> tuple[list[str], list[str]]
 
 _LIST = re.compile(
     r",? ?(?<![A-Za-z])(?:and|or)(?![A-Za-z])|,? ?\\(?:lor|land)(?![a-zA-Z])|,? ?[或和且]|"
-    r",(?:\\text\{ ?(?:and|or) ?\})?|;|\\text\{ ?,? ?(?:and|or) ?\}"
+    r",(?:\\text\{ ?(?:and|or) ?\})?|;|\\text\{ ?,? ?(?:and|or) ?\}|"
+    r"\\\\"
 )
 _CUP = re.compile(r"\\(?:cup|bigcup)(?![a-zA-Z])|(?<=[\])]) ?U ?(?=[\[(])")
-_MINUS = re.compile(r"\\(?:setminus|backslash)(?![a-zA-Z])")
+_MINUS = re.compile(r"\\(?:setminus|backslash)(?![a-zA-Z])|(?<=[\])}]) ?[-\\] ?(?=\\\{)")
 
 
 def _several(text: str, depth: int) -> Answer | None:
@@ -271,7 +305,8 @@ def _bracketed(text: str, depth: int) -> Answer | None:
     if found is None:
         return None
     opening, content, closing = found.groups()
-    if (opening in ("[", "(") and closing == "[") or (opening == "]" and closing == "]"):
+    is_open = (opening in ("[", "(") and closing == "[") or (opening == "]" and closing == "]")
+    if is_open and not re.fullmatch(r"[^\[\](){},;]*[,;][^\[\](){},;]*", content):
         return None
     opening, closing = opening.replace("]", "("), closing.replace("[", ")")
     parts, _ = split(content, re.compile(r"[,;]"))
@@ -296,10 +331,12 @@ def _built(content: str, depth: int) -> Answer | None:
     found = _BUILT.match(content)
     condition = None if found is None else _read(found[1], depth + 1)
     parts = condition.items if isinstance(condition, Unordered) else (condition,)
-    return condition if all(isinstance(part, Relation) for part in parts) else None
+    return condition if all(isinstance(part, (Relation, Assigned)) for part in parts) else None
 
 
 def _sets(text: str, depth: int) -> Answer | None:
+    if len(split(text, re.compile("="))[0]) > 1:
+        return None
     for separator, form in ((_CUP, Union), (_MINUS, None)):
         parts, _ = split(text, separator)
         if len(parts) > 1 and len(parts) <= MAX_ITEMS and all(part.strip() for part in parts):
@@ -319,6 +356,8 @@ def _related(text: str, depth: int) -> Answer | None:
     if all(sign == r"\in" for sign in signs):
         return _read(sides[-1], depth + 1)
     is_name = _NAME.match(sides[0]) is not None and sides[0] not in (r"\pi", "e", "i", r"\infty")
+    if is_name and signs == [r"\equiv"]:
+        return Assigned(re.sub(r"\s", "", sides[0]), _read(sides[1], depth + 1))
     if is_name and signs[0] in ("=", r"\approx", r"\in") and all(sign in ("=", r"\approx") for sign in signs[1:]):
         exact = signs.index(r"\approx", 1) if r"\approx" in signs[1:] else len(signs)
         return Assigned(re.sub(r"\s", "", sides[0]), _read(sides[exact], depth + 1))
@@ -338,16 +377,19 @@ def _equation(sides: list[str], signs: list[str], depth: int) -> Answer | None:
     try:
         nodes = [parse(side) for side in sides]
     except NotAnExpressionError:
-        if len(sides) != 2 or not re.match(r"\\(?:angle|triangle|overline|text)|[A-Za-z|]", sides[0]):
+        if len(sides) != 2 or not re.match(r"\\[a-zA-Z]|[A-Za-z|]", sides[0]):
             return None
         return Assigned(re.sub(r"\s", "", sides[0]), _read(sides[1], depth + 1))
     if any(node.symbols() for node in nodes):
         return Relation(tuple(nodes[:2]), ("=",)) if len(nodes) == 2 else _read(sides[-1], depth + 1)
-    return _read(sides[0] if r"\approx" in signs else sides[-1], depth + 1)
+    exact = next((node for node in range(len(nodes)) if not has_decimals(nodes[node])), 0)
+    return _read(sides[exact] if r"\approx" in signs else sides[-1], depth + 1)
 
 
 def _ratio(text: str, depth: int) -> Answer | None:
     parts, _ = split(text, re.compile(":"))
+    of_words = re.fullmatch(r"(\d+) ?(?:\\text\{ ?)?(?:to|out of) ?\}? ?(\d+)", text)
+    parts = list(of_words.groups()) if of_words else parts
     if not 1 < len(parts) < 6:
         return None
     items = [value(unwrap(part)) for part in parts]

@@ -165,6 +165,9 @@ def _singular(word: str) -> tuple[str, Fraction] | None:
     for name in (word, lower, lower.removesuffix("s") if len(word) > 2 else word):
         if name in _KNOWN and (name == word or len(name) > 2):
             return _KNOWN[name][:2]
+    symbol = word.removesuffix("s")
+    if len(word) > 2 and symbol in _KNOWN:
+        return _KNOWN[symbol][:2]
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
-from math import comb, factorial, gcd, lcm
+from math import comb, factorial, gcd, lcm, prod
 from typing import Any
 
 import mpmath
@@ -24,6 +24,8 @@ _TOLERANCE = _CONTEXT.mpf(10) ** -40
 INFINITY = _CONTEXT.inf
 _POINTS = 7
 _ENOUGH_POINTS = 3
+_WHOLE_POINTS = 24
+_LARGEST_WHOLE = 13
 _MAX_BITS = 1 << 17
 """Most bits of a number that is kept exactly."""
 _MAX_MAGNITUDE = 1 << 20
@@ -154,6 +156,12 @@ def _factorial(of: Number) -> Number:
     return Fraction(factorial(of.numerator))
 
 
+def _double_factorial(of: Number) -> Number:
+    if not isinstance(of, Fraction) or of.denominator != 1 or not 0 <= of <= _MAX_FACTORIAL:
+        raise NoValueError("a factorial of what is no small whole number")
+    return Fraction(prod(range(of.numerator, 0, -2)))
+
+
 def _binomial(top: Number, bottom: Number) -> Number:
     whole = [of.numerator for of in (top, bottom) if isinstance(of, Fraction) and of.denominator == 1]
     if len(whole) != 2 or not 0 <= whole[1] <= whole[0] <= _MAX_FACTORIAL:
@@ -222,6 +230,7 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "power": _power,
     "root": _root,
     "factorial": _factorial,
+    "double_factorial": _double_factorial,
     "binomial": _binomial,
     "gcd": _of_whole(gcd),
     "lcm": _of_whole(lcm),
@@ -270,8 +279,10 @@ def _at_points(left: Node, right: Node, names: set[str], budget: Budget) -> list
     """Both values at points where both have one that is finite and, unless i is in them, real."""
     pairs = []
     is_complex = _has_i(left) or _has_i(right)
-    for index in range(_POINTS):
-        point = {name: _coordinate(name, index) for name in names}
+    is_whole = _counts(left) or _counts(right)
+    coordinate = _whole_coordinate if is_whole else _coordinate
+    for index in range(_WHOLE_POINTS if is_whole else _POINTS):
+        point = {name: coordinate(name, index) for name in names}
         found = []
         for node in (left, right):
             try:
@@ -295,6 +306,19 @@ def _coordinate(name: str, index: int) -> Number:
     return _float(-size if index >= _POINTS - 3 and digest[5] % 4 else size)
 
 
+def _whole_coordinate(name: str, index: int) -> Number:
+    return Fraction(hashlib.sha256(f"{name} {index}".encode()).digest()[0] % _LARGEST_WHOLE)
+
+
+def _counts(node: Node) -> bool:
+    """Whether an expression has values at whole numbers alone: a factorial of a variable, `(-1)^n`."""
+    if node.kind in ("factorial", "double_factorial", "binomial") and node.symbols():
+        return True
+    if node.kind == "power" and node.parts[0].kind == "negate" and not node.parts[0].symbols():
+        return bool(node.parts[1].symbols())
+    return any(map(_counts, node.parts))
+
+
 def _has_i(node: Node) -> bool:
     return node.kind == "i" or any(map(_has_i, node.parts))
 
@@ -313,7 +337,7 @@ def _approximates(left: Node, right: Node, budget: Budget) -> bool:
     for rounded, exact in ((left, right), (right, left)):
         sign = -1 if rounded.kind == "negate" else 1
         inner = rounded.parts[0] if sign < 0 else rounded
-        if inner.kind != "number" or inner.decimals is None or _has_decimals(exact):
+        if inner.kind != "number" or inner.decimals is None or has_decimals(exact):
             continue
         unit = Fraction(10) ** -inner.decimals
         if abs(inner.number) / unit < 10 ** (_DIGITS_OF_AN_APPROXIMATION - 1):
@@ -329,8 +353,9 @@ def _approximates(left: Node, right: Node, budget: Budget) -> bool:
     return False
 
 
-def _has_decimals(node: Node) -> bool:
-    return node.decimals is not None or any(map(_has_decimals, node.parts))
+def has_decimals(node: Node) -> bool:
+    """Whether one of its numbers is written with a point."""
+    return node.decimals is not None or any(map(has_decimals, node.parts))
 
 
 def real(node: Node, budget: Budget) -> Number:
