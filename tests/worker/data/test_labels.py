@@ -49,6 +49,10 @@ WRONG: list[tuple[Any, str]] = [
     (pa.array([[1.0], [float("nan")]]), "row 1: the label .* is NaN"),
     (pa.array([b"7", b"\xff"]), r"row 1: column 'label' \(spec\.data\.labelKey\) is bytes that are not UTF-8"),
     (pa.array([datetime.timedelta(1)] * 2), "row 0: the label .* is of type timedelta, which has no text"),
+    (pa.array([2**60] * 2, pa.timestamp("us")), r"column 'label' \(timestamp\[us\]\) has a time that Python does not"),
+    (pa.array([2**30] * 2, pa.date32()), r"column 'label' \(date32\[day\]\) has a time that Python does not"),
+    (pa.array([0, 1], pa.timestamp("us", "No/Where")), r"tz=No/Where\]\) has a time that Python does not"),
+    (pa.array([[2**60]] * 2, pa.list_(pa.timestamp("us"))), "column 'label' .* has a time that Python does not"),
     (pa.array(["a", None]), r"row 1: column 'label' \(spec\.data\.labelKey\) is null"),
 ]
 

@@ -81,6 +81,8 @@ def test_other_json_stays_text(text: str, first_text: Callable[..., str]) -> Non
         ([{"role": "user", "content": 5}], "message 0: its content is int"),
         ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], "its content holds 'image'; only text"),
         ([{"from": "human", "value": "2 + 3?"}], "needs a 'role' and a 'content', not {'from'"),
+        (json.dumps([{"from": "human", "value": "2 + 3?"}]), "messages with 'from' and 'value'; 'role' and 'content'"),
+        ("[{'from': 'human', 'value': '2 + 3?'}]", "looks like chat messages, but is no JSON text of them"),
         ([{"role": "human", "content": "2 + 3?"}], "has the role 'human', which .* does not know"),
         (json.dumps([{"role": "user", "content": "half \ud83d"}]), r"holds half a character \(\\ud83d\)"),
     ],

@@ -87,6 +87,12 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     fails(path, f"{path}, line 1", "not valid UTF-8")
     path.write_text('{"prompt": "a", "label": "1"}\n["b"]\n')
     fails(path, "line 2", "a JSON object is needed, not list")
+    path.write_text('{"prompt": "a", "label": "1", "more": ' + "[" * 101 + "]" * 101 + "}\n")
+    fails(path, "line 1", "nested deeper than 100 levels")
+    path.write_text('{"prompt": "a", "label": ' + "[" * 900 + "1" + "]" * 900 + "}\n")
+    fails(path, "line 1", "nested deeper than 100 levels")
+    path.write_text('{"prompt": "a", "label": "' + "[{" * 300 + '"}\n')
+    assert len(load_source(DataSource(path=str(path)), "spec.data").rows) == 1
 
 
 def test_a_missing_key_is_named_with_its_row_and_the_keys_there_are(write_jsonl: Callable[..., str]) -> None:

@@ -116,6 +116,8 @@ def test_it_runs_in_any_thread() -> None:
     [
         ("", "no answer"), (" ", "no answer"), ("$$", "no answer"), ("...", "no answer"), (r"\boxed{}", "no answer"),
         (r"\frac{1}{", "braces"), ("1}", "braces"), (r"\boxed{7", "braces|not closed"),
+        ('{"ground_truth": "7"}', "is a mapping, not the answer"), ("{'answer': 7}", "is a mapping"),
+        ("nan", "as where a value is missing"), ("null", "missing"),
         ("7" * 5000, "longer than 4000"), ("\frac{1}{2}", r"which was \\f"), ("\boxed{7}", r"which was \\b"),
         ("7" * 70_000, "longer than 64000"),
     ],

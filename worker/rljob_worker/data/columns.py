@@ -143,6 +143,25 @@ class TableRows(Sequence[Row]):
                 self._table[name].validate(full=True)
             except pa.ArrowInvalid as error:
                 raise UserError(f"{self._origin}: column {name!r} is damaged, or no UTF-8: {error}") from None
+            if _has_times(self._table.schema.field(name).type):
+                self._check_times(name)
+
+    def _check_times(self, name: str) -> None:
+        """Arrow has times that Python has not: of the year 20000, or in a zone that this machine does not know."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self._table[name]
+        try:
+            if pa.types.is_nested(column.type) or pa.types.is_dictionary(column.type):
+                column.to_pylist()
+            else:
+                pc.min_max(column).as_py()
+        except (OverflowError, ValueError, LookupError) as error:
+            raise UserError(
+                f"{self._origin}: column {name!r} ({column.type}) has a time that Python does not: {error}; leave the "
+                "column out, or write it as text"
+            ) from None
 
     def _check_prompts(self) -> None:
         import pyarrow as pa
@@ -199,6 +218,16 @@ def _is_text(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _has_times(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(_has_times(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:

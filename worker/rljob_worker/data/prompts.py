@@ -14,8 +14,10 @@ Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"
 _INSTRUCTIONS = {"system", "developer"}
 """Roles whose messages alone ask nothing."""
-_LIKE_MESSAGES = re.compile(r"""\s*"?\s*\[\s*\{\s*\\?["'](role|content)\\?["']\s*:""")
+_LIKE_MESSAGES = re.compile(r"""\s*"?\s*\[\s*\{\s*\\?["'](role|content|from|value)\\?["']\s*:""")
 """The beginning of text that someone wrote a list of chat messages as, rightly or not."""
+_SHAREGPT = {"from", "value"}
+"""Keys of a message as ShareGPT has them."""
 _LENIENT = json.JSONDecoder(strict=False)
 """Takes line breaks inside strings as they are."""
 _OPENING = frozenset('[{"')
@@ -43,6 +45,8 @@ def parsed_prompt(prompt: str | Messages) -> str | Messages:
         raise ValueError(f"looks like chat messages, but is no JSON text of them ({error}): {_short(prompt)}") from None
     if isinstance(value, list) and any(isinstance(item, dict) and "role" in item for item in value):
         return value
+    if isinstance(value, list) and value and all(isinstance(item, dict) and item.keys() >= _SHAREGPT for item in value):
+        raise ValueError(f"has messages with 'from' and 'value'; 'role' and 'content' are needed: {_short(prompt)}")
     if isinstance(value, str) and _may_hold_messages(value):
         raise ValueError(f"has chat messages as JSON text inside JSON text, written twice: {_short(prompt)}")
     if isinstance(value, dict) and ({"role", "content"} <= value.keys() or isinstance(value.get("messages"), list)):
@@ -51,7 +55,9 @@ def parsed_prompt(prompt: str | Messages) -> str | Messages:
 
 
 def _may_hold_messages(text: str) -> bool:
-    return text.lstrip()[:1] in _OPENING and "role" in text and "content" in text
+    return text.lstrip()[:1] in _OPENING and (
+        ("role" in text and "content" in text) or ("from" in text and "value" in text)
+    )
 
 
 def is_plain(text: object) -> bool:

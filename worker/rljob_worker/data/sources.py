@@ -49,6 +49,8 @@ _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
 _AT_ONCE_BYTES = 2**24
 """Size of a file whose rows are all read before anything is imported: some 0.5 s."""
+_MAX_DEPTH = 100
+"""Lists and objects inside each other, of what is sent from process to process."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -344,6 +346,8 @@ def _row(line: bytes, name: str, number: int) -> Row:
             wrong = f"a JSON object is needed, not {type(row).__name__}"
         elif _SURROGATE.search(line) and not _is_text(row):
             wrong = "holds half a character (a lone surrogate like \\ud800), which is no text"
+        elif line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _is_deeper(row, _MAX_DEPTH):
+            wrong = f"is nested deeper than {_MAX_DEPTH} levels"
         else:
             return row
     except json.JSONDecodeError as error:
@@ -370,6 +374,11 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def _is_text(row: Row) -> bool:

@@ -30,6 +30,8 @@ def math(response: str, label: str) -> float:
     return float(any(_is_same(one, other, budget) for one in wanted for other in read(said, response=True)))
 
 
+_MAPPING = re.compile(r"""\s*\{\s*(?:"[^"]{1,60}"|'[^']{1,60}')\s*:""")
+_MISSING = ("nan", "NaN", "null", "NULL", "<NA>")
 _LOST_ESCAPE = re.compile(r"[\f\b\a\v](?=[a-zA-Z])")
 
 
@@ -44,6 +46,12 @@ def read_label(label: str) -> tuple[list[Answer], str]:
         raise ValueError(
             f"the label has the character {escape[0]!r}, which was {meant} before it was read as an escape: {shown}"
         )
+    if _MAPPING.match(label):
+        raise ValueError(
+            f"the label is a mapping, not the answer: {shown}; name the answer's field (data.labelKey: COLUMN.FIELD)"
+        )
+    if label.strip() in _MISSING:
+        raise ValueError(f"the label is {label.strip()}, as where a value is missing")
     text = label.rpartition("####")[2] if "####" in label else label
     if re.search(r"\\(?:boxed|fbox)\s*\{", text):
         said = final_answer(text)
