@@ -33,6 +33,7 @@ from rljob_worker.driver.outcome import Outcome, failed, with_all_records
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.host.garbage import rare_collections
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import LABEL_UNREADABLE, REWARD_PARTS_LEFT_OUT, WRITE_FAILED
 from rljob_worker.records.events import EVENTS, EventLog
@@ -268,7 +269,8 @@ def _train(
         job.ready = True
         on_event(f"ready after {time.monotonic() - started:.0f} s; {job.goal()}")
         events.write("ready", restored=restored)
-        job.train()
+        with rare_collections():
+            job.train()
         reason = job.end()
         early = f"; stopped early: {reason}" if reason else ""
         return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.done()}{early}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rljob_worker.engine.reports import DraftCounts
-from rljob_worker.flow import Decision, Group, Span, SpanKind, TokenStream
+from rljob_worker.flow import Decision, Group, Span, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.records.token_files import SampleTokens
 from rljob_worker.rollouts.kept_tokens import Kept
@@ -102,12 +102,13 @@ class Step:
 
     def learned_lengths(self) -> list[int]:
         """Tokens of each sample that is trained on which something is learned from."""
+        oldest = self.oldest_trained
         return [
             sum(
-                len(span)
+                span.stop - span.start
                 for stream in one.streams
                 for span in stream.spans
-                if span.kind is SpanKind.SAMPLED and not self.masks(span)
+                if span.version is not None and span.version >= oldest
             )
             for group in self.of(Decision.TRAINED)
             for one in group.episodes
