@@ -266,7 +266,8 @@ def max_sequences(spec: RLJobSpec) -> int:
     """Sequences an engine runs at once: too few of them double the rollout time."""
     if spec.rollout.max_num_seqs is not None:
         return spec.rollout.max_num_seqs
-    prompts = -(-prompts_at_once(spec) // fewest_engines(spec))
+    # A node without an engine is refused by a rule of its own.
+    prompts = -(-prompts_at_once(spec) // max(1, fewest_engines(spec)))
     return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
 
 
@@ -373,7 +374,8 @@ def longest_sampled(spec: RLJobSpec) -> int:
     lengths = [spec.rollout.max_response_tokens] if _any_answers_once(spec) else []
     if spec.episodes is not None and _any_environment(spec):
         lengths.append(min(spec.episodes.max_turns * max_tokens_per_turn(spec), spec.episodes.max_tokens))
-    return max(lengths)
+    # An environment without `episodes` is refused by a rule of its own.
+    return max(lengths, default=spec.rollout.max_response_tokens)
 
 
 def longest_sample(spec: RLJobSpec, prompt: int) -> int:
@@ -381,7 +383,7 @@ def longest_sample(spec: RLJobSpec, prompt: int) -> int:
     lengths = [prompt + spec.rollout.max_response_tokens] if _any_answers_once(spec) else []
     if spec.episodes is not None and _any_environment(spec):
         lengths.append(spec.episodes.max_tokens)
-    return max(lengths)
+    return max(lengths, default=prompt + spec.rollout.max_response_tokens)
 
 
 def longest_sequence(spec: RLJobSpec) -> int | None:
