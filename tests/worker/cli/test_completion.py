@@ -1,9 +1,13 @@
-"""`rljob completion`: its script in a real bash."""
+"""`rljob completion`: its script in a real bash, and in a real zsh where there is one."""
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,9 +44,14 @@ def test_commands_options_and_values(completed: Completed) -> None:
     assert completed("rljob", "eval", "job.yaml", "--check") == ["--checkpoint"]
     assert completed("rljob", "run", "job.yaml", "--only", "") == ["rollout", "train"]
     assert completed("rljob", "completion", "") == ["bash", "zsh"]
+    assert completed("rljob", "import", "sl") == ["slime"]
+    assert completed("rljob", "import", "trl", "job.sh", "--profile", "cp") == ["cpu"]
 
 
-@pytest.mark.parametrize("words", [("run", ""), ("run", "ex"), ("eval", "job.yaml", "--checkpoint", "")])
+@pytest.mark.parametrize(
+    "words",
+    [("run", ""), ("run", "ex"), ("eval", "job.yaml", "--checkpoint", ""), ("import", "trl", "tr"), ("view", "")],
+)
 def test_files_are_left_to_the_shell(completed: Completed, words: tuple[str, ...]) -> None:
     assert completed("rljob", *words) == []
 
@@ -57,11 +66,38 @@ def test_what_stands_in_the_line_is_not_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_zsh_can_read_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_zsh_completes_at_the_first_tab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("needs zsh (apt-get install zsh)")
     assert main(["completion", "zsh"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("#compdef rljob\nautoload -Uz bashcompinit && bashcompinit\n_rljob() {")
-    bash = shutil.which("bash")
-    assert bash is not None
-    (tmp_path / "script").write_text(text.split("\n", 2)[2])
-    subprocess.run([bash, "-n", tmp_path / "script"], check=True, timeout=60)
+    (tmp_path / "_rljob").write_text(capsys.readouterr().out)
+    for name in ("own.yaml", "verl.sh"):
+        (tmp_path / name).touch()
+    setup = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -D; cd {tmp_path}; PS1='ready''> '\n"
+    typed = (
+        ("rljob impo\t", "rljob import "),
+        ("\x15rljob import tr\t", "import trl "),
+        ("\x15rljob import verl ve\t", "import verl verl.sh"),
+        ("\x15rljob validate o\t", "validate own.yaml"),
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(zsh, [zsh, "-f"], {"TERM": "dumb", "PATH": os.environ["PATH"]})
+    try:
+        os.write(terminal, setup.encode())
+        _read_until(terminal, "ready> ")
+        for keys, shown in typed:
+            os.write(terminal, keys.encode())
+            _read_until(terminal, shown)
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+
+
+def _read_until(terminal: int, shown: str) -> None:
+    """Raises AssertionError with what stands on the terminal instead."""
+    text, deadline = "", time.monotonic() + 60
+    while shown not in text:
+        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], text
+        text += os.read(terminal, 4096).decode()

@@ -10,22 +10,29 @@ _DESCRIPTION = """Print a script with which the Tab key completes commands, opti
 examples:
   rljob completion bash > ~/.local/share/bash-completion/completions/rljob
   rljob completion zsh > ~/.zfunc/_rljob        (a folder in fpath)"""
-_ZSH = "#compdef rljob\nautoload -Uz bashcompinit && bashcompinit"
 _BASH = """\
 _rljob() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=
   case "${{COMP_WORDS[1]}} $before" in
 {values}
-    *) case "${{COMP_WORDS[1]}}" in
+    *) if [[ $COMP_CWORD -eq 1 ]]; then words="{commands}"
+    elif [[ $word == -* ]]; then case "${{COMP_WORDS[1]}}" in
 {options}
-    esac ;;
+    esac
+    elif [[ $COMP_CWORD -eq 2 ]]; then case "${{COMP_WORDS[1]}}" in
+{arguments}
+    esac; fi ;;
   esac
-  [[ $COMP_CWORD -eq 1 ]] && words="{commands}"
-  local hidden=; [[ $word != -* ]] && hidden='-*'
-  COMPREPLY=($(compgen -X "$hidden" -W "$words" -- "$word"))
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
 complete -o default -F _rljob rljob"""
 # Without a word of its own the shell completes files and folders (`-o default`).
+_ZSH = """\
+#compdef rljob
+autoload -Uz bashcompinit && bashcompinit
+{bash}
+[[ $funcstack[1] == _rljob ]] && _bash_complete -o default -F _rljob"""
+# zsh reads a file in fpath at the first Tab and expects an answer of it then.
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,27 +52,26 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.cli.main import parser
 
     script = bash_script(parser())
-    print(f"{_ZSH}\n{script}" if arguments.shell == "zsh" else script)
+    print(_ZSH.format(bash=script) if arguments.shell == "zsh" else script)
     return 0
 
 
 def bash_script(grammar: argparse.ArgumentParser) -> str:
     """A completion function of bash for the commands of a grammar, which also zsh's bashcompinit takes."""
     commands = dict(_commands(grammar))
-    options, values = [], []
+    options, arguments, values = [], [], []
     for name, command in commands.items():
         found = [option for action in command._actions for option in action.option_strings]
-        # Arguments without an option that have values to choose from come with the options.
-        fixed = [str(one) for action in command._actions if not action.option_strings for one in action.choices or ()]
-        options.append(f'      {name}) words="{" ".join([*fixed, *found])}" ;;')
+        options.append(f'      {name}) words="{" ".join(found)}" ;;')
         for action in command._actions:
-            if action.option_strings and action.choices:
-                cases = "|".join(f'"{name} {option}"' for option in action.option_strings)
-                values.append(f'    {cases}) words="{" ".join(map(str, action.choices))}" ;;')
+            choices = " ".join(map(str, action.choices or ()))
+            if not action.option_strings and choices:
+                arguments.append(f'      {name}) words="{choices}" ;;')
             elif action.option_strings and action.nargs != 0:
                 cases = "|".join(f'"{name} {option}"' for option in action.option_strings)
-                values.append(f"    {cases}) words= ;;")
-    return _BASH.format(commands=" ".join(commands), options="\n".join(options), values="\n".join(values))
+                values.append(f'    {cases}) words="{choices}" ;;')
+    lines = {"options": options, "arguments": arguments, "values": values}
+    return _BASH.format(commands=" ".join(commands), **{name: "\n".join(of) for name, of in lines.items()})
 
 
 def _commands(grammar: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
