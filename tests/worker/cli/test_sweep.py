@@ -66,6 +66,7 @@ def test_options_that_are_none(sweeps: Sequence[str], said: str, tmp_path: Path)
     [
         (["--sweep", f"{LR}=1e-3,7"], f"--sweep: with {LR}=7: "),
         (["--sweep", "spec.stepz=3,4"], "--sweep: with spec.stepz=3: "),
+        (["--sweep", f"{LR}=1e-6,3e-6,0.000001"], f"--sweep: {LR}=1e-6 and {LR}=0.000001 are the same job"),
         (["--sweep", "spec.steps=1,2", "--resume", "--output", "x"], "`--resume auto` continues the runs"),
     ],
 )

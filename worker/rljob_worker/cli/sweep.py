@@ -64,8 +64,7 @@ def run_sweep(arguments: argparse.Namespace, look: Callable[[argparse.Namespace,
     job = read_manifest(arguments)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = planned(arguments.sweep, output)
-    for one in runs:
-        _check(arguments, one, look)
+    _refuse_equal([(one, _checked(arguments, one, look)) for one in runs])
     codes = []
     for number, one in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {' '.join(one.values)}", flush=True)
@@ -155,16 +154,25 @@ def without_rows(job: RLJob, rows: Sequence[int | str]) -> RLJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})}) if rows else job
 
 
-def _check(
+def _checked(
     arguments: argparse.Namespace, one: SweepRun, look: Callable[[argparse.Namespace, RLJob, Path], object]
-) -> None:
+) -> RLJob:
     own = argparse.Namespace(**vars(arguments) | {"overrides": [*arguments.overrides, *one.values]})
     try:
-        look(own, without_rows(read_manifest(own), arguments.skip_prompt), one.folder)
+        job = without_rows(read_manifest(own), arguments.skip_prompt)
+        look(own, job, one.folder)
     except UserError as error:
         raise UserError(f"--sweep: with {' '.join(one.values)}: {error}") from None
     if one.folder.exists() and any(one.folder.iterdir()) and not arguments.resume:
         raise UserError(f"--sweep: {one.folder} holds a run; name another --output, or add --resume auto")
+    return job
+
+
+def _refuse_equal(jobs: Sequence[tuple[SweepRun, RLJob]]) -> None:
+    """One value in two spellings would be run twice."""
+    for (one, job), (other, same) in itertools.combinations(jobs, 2):
+        if job == same:
+            raise UserError(f"--sweep: {' '.join(one.values)} and {' '.join(other.values)} are the same job")
 
 
 def _command(arguments: argparse.Namespace, one: SweepRun) -> list[str]:
