@@ -177,12 +177,17 @@ def _facts_of(run: Run) -> dict[str, str]:
         "steps lost to restarts": str(len(run.every) - len(kept)),
         "mean reward, first and last step": ", ".join(rewards),
         "seconds a step, median": number(step),
-        "of which switching devices over": f"{number(switch)} ({100 * switch / step:.1f} %)",
-        "of which in no phase (other)": f"{number(other)} ({100 * other / step:.1f} %)",
+        "of which switching devices over": _of(switch, step),
+        "of which in no phase (other)": _of(other, step),
         "response tokens a second of rollout": f"{sum(filter(None, tokens)) / seconds:,.0f}" if seconds else "-",
         "of rollout with fewer than half of its places busy": _tail(kept),
         "weight syncs verified": f"{sum(sync.verified for sync in syncs)} of {len(syncs)}",
     }
+
+
+def _of(part: float, whole: float) -> str:
+    """A part and its share, whose sign stays on its line."""
+    return f"{number(part)} ({100 * part / whole:.1f}\u00a0%)"
 
 
 def _rollout(record: StepRecord) -> float:
