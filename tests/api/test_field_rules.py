@@ -104,11 +104,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*TOOLS, "data.applyChatTemplate=false"], ["spec.data.applyChatTemplate"]),
     ([*TOOLS, "episodes={maxTurns: 4, maxTokens: 512}"], ["spec.episodes.toolParser"]),
     ([*EPISODES, "episodes.toolParser=hermes"], ["spec.episodes.toolParser"]),
-    ([*TOOLS, *APART], ["spec.mode"]),
-    ([*TOOLS, *DIVIDED], ["spec.mode"]),
     ([*AGENT, "data.applyChatTemplate=false"], ["spec.data.applyChatTemplate"]),
-    ([*AGENT, *APART], ["spec.mode"]),
-    ([*AGENT, *DIVIDED], ["spec.mode"]),
     ([*AGENT, "episodes.pace=Free"], ["spec.episodes.pace"]),
     ([*AGENT, *PPO], ["spec.algorithm.name"]),
     ([*AGENT, "resources.profile=cuda", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
@@ -499,6 +495,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     AGENT,
+    [*AGENT, *APART],
+    [*TOOLS, *DIVIDED],
+    [*TOOLS, *APART],
     JUDGE,
     JUDGE_APART,
     [*JUDGE, "evaluation.data={path: /data/b.jsonl, reward: {name: math}}"],

@@ -19,7 +19,6 @@ from rljob_api.spec import (
     EpisodesSpec,
     EvaluationSet,
     GymnasiumSpec,
-    Mode,
     Pace,
     RLJobSpec,
     TextEnvironmentSpec,
@@ -178,20 +177,6 @@ EPISODES = (
         allowed="given where a source has environment.tools, and nowhere else",
         check=_parses_tools,
         cel=f"!has(self.episodes) || has(self.episodes.toolParser) == {_TOOLS_ANYWHERE}",
-    ),
-    Rule(
-        on=RLJobSpec,
-        field="mode",
-        wrong="tools have been run in mode Colocated alone",
-        allowed="Colocated with environment.tools",
-        check=lambda s: s.episodes is None or s.episodes.tool_parser is None or s.mode == Mode.COLOCATED,
-        cel=f"!has(self.episodes) || !has(self.episodes.toolParser) || self.mode == '{Mode.COLOCATED}'",
-    ),
-    _with_agents(
-        "mode",
-        "agents have been run in mode Colocated alone",
-        f"{Mode.COLOCATED}",
-        lambda s: s.mode == Mode.COLOCATED,
     ),
     _with_agents(
         "episodes.pace",
