@@ -129,7 +129,7 @@ SAFETY_FAULTS = (
     Fault(
         "a reward's message is unpickled by the driver",
         "worker/rljob_worker/confined/messages.py",
-        "parsed = json.loads(message)",
+        "parsed = json.loads(message.decode())",
         'parsed = __import__("pickle").loads(message)',
         f"{BOUNDS}::test_a_process_that_lies_to_the_driver_is_ended",
     ),

@@ -15,6 +15,8 @@ STALL_SECONDS = 10
 """Seconds that a process may take over one message: half a message must not hold up the others."""
 _MAX_ANSWER_BYTES = 2**26
 _READ_BYTES = 65536
+_SIZE = struct.Struct("!i")
+"""Header of a message."""
 
 
 class NoMessageError(EOFError):
@@ -48,9 +50,16 @@ class MessageReader:
         Many short ones take one look at the connection.
         """
         try:
-            come = bytearray(self._more(time.monotonic() + STALL_SECONDS, _READ_BYTES))
-            while come:
-                yield _parsed(self._whole(come))
+            come, begin = self._more(time.monotonic() + STALL_SECONDS, _READ_BYTES), 0
+            while len(come) >= begin + _SIZE.size:
+                end = begin + _SIZE.size + _checked_size(come, begin)
+                if len(come) < end:
+                    break
+                yield _parsed(come[begin + _SIZE.size : end])
+                begin = end
+            rest = bytearray(come[begin:])
+            while rest:
+                yield _parsed(self._whole(rest))
         except OSError as error:
             raise EOFError(str(error)) from error
 
@@ -61,10 +70,7 @@ class MessageReader:
             come: what was read before and begins with it; what stays there begins with the next one.
         """
         until = time.monotonic() + STALL_SECONDS
-        (size,) = struct.unpack("!i", self._part(come, 4, until))
-        if not 0 <= size <= _MAX_ANSWER_BYTES:
-            raise EOFError(f"a message of {size} bytes")
-        return self._part(come, size, until)
+        return self._part(come, _checked_size(self._part(come, _SIZE.size, until)), until)
 
     def _part(self, come: bytearray, size: int, until: float) -> bytes:
         while len(come) < size:
@@ -83,9 +89,17 @@ class MessageReader:
         return more
 
 
+def _checked_size(come: bytes, begin: int = 0) -> int:
+    size: int = _SIZE.unpack_from(come, begin)[0]
+    if not 0 <= size <= _MAX_ANSWER_BYTES:
+        raise EOFError(f"a message of {size} bytes")
+    return size
+
+
 def _parsed(message: bytes) -> list[Any]:
     try:
-        parsed = json.loads(message)
+        # As text: of bytes `loads` asks first in which of five encodings they are.
+        parsed = json.loads(message.decode())
     except (ValueError, RecursionError) as error:
         raise NoMessageError(str(error)) from error
     if not isinstance(parsed, list) or not parsed:

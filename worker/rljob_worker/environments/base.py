@@ -190,6 +190,10 @@ class Step:
     cut: bool = False
     """Whether the action was cut at the longest answer allowed."""
 
+    def __reduce__(self) -> tuple[type[Step], tuple[str, bool]]:
+        """Pickle by the constructor: a dataclass with slots looks for its fields each time, hundreds in a turn."""
+        return Step, (self.action, self.cut)
+
 
 @dataclass(frozen=True, slots=True)
 class Close:
@@ -267,6 +271,8 @@ def checked_call(value: object) -> AgentCall | None:
 
 def checked_observation(value: object, method: str) -> str:
     """An observation; ValueError where it is no text, or has no UTF-8, or more than 1 MiB of it."""
+    if isinstance(value, str) and value.isascii() and len(value) <= MAX_OBSERVATION_BYTES:
+        return value
     if not isinstance(value, str):
         raise ValueError(f"{method} returned the observation {_shown(value)}, which is no text: a str is needed")
     try:
@@ -297,6 +303,8 @@ def _is_number(value: object) -> bool:
 
 
 def _checked_number(value: object, name: str) -> float:
+    if type(value) is float and -_LARGEST <= value <= _LARGEST:
+        return value
     # Scalars of numpy and torch.
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) == ():

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_worker.confined.messages import NoMessageError
 from rljob_worker.confined.process import ConfinedProcess, Place
@@ -76,8 +76,7 @@ class _Host:
     """Tasks that it got and has not answered; it does one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(NamedTuple):
     task: int
     number: int
     episode: EpisodeEnvironment | None
@@ -367,8 +366,8 @@ class EnvironmentHosts:
         task, kind, value = message
         if not host.at or task != host.at[0].task:
             raise ValueError(f"task {task!r}")
-        number, episode = host.at[0].number, host.at[0].episode
-        answer = _received(host.at[0].call, kind, value)
+        _, number, episode, call, _ = host.at[0]
+        answer = _received(call, kind, value)
         host.at.popleft()
         if host.at:
             host.deadline = time.monotonic() + self._seconds(host.at[0].call)
@@ -466,7 +465,8 @@ def _received(call: Call, kind: object, value: object) -> Began | Stepped | str 
         raise ValueError(f"what {expected} is of another form")
     asked = checked_call(value.pop())
     if isinstance(call, Reset):
-        return replace(checked_began(value), call=asked)
+        began = checked_began(value)
+        return began if asked is None else replace(began, call=asked)
     parts = value.pop()
     found = checked_step(value)
     if not parts and asked is None:

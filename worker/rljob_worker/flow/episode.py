@@ -119,8 +119,10 @@ class Episode:
     @property
     def answer_start(self) -> int:
         """Index in the stream of the first token of its newest answer, or of the one to come."""
-        spans = self.stream.spans
-        return next(span.stop for span in reversed(spans) if span.kind is not SpanKind.SAMPLED)
+        for span in reversed(self.stream.spans):
+            if span.kind is not SpanKind.SAMPLED:
+                return span.stop
+        raise AssertionError("a stream begins with its prompt")
 
     @property
     def answer(self) -> Generation:
@@ -255,7 +257,7 @@ class Episode:
         return GenerationRequest(
             prompt_token_ids=prompt,
             seed=stream_seed(seed, self.number),
-            sampled_token_ids=tuple(ids[start:].tolist()),
+            sampled_token_ids=tuple(ids[start:].tolist()) if start < len(ids) else (),
             group=self.ordinal,
             max_tokens=most,
         )

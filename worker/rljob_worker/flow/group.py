@@ -163,7 +163,19 @@ class Group:
         episodes = list(self.episodes)
         for episode in changed:
             episodes[episode.sample] = episode
-        return replace(self, episodes=tuple(episodes))
+        # Named one by one: `replace` takes as long as all else here, and each slice of what engines return comes by.
+        return Group(
+            ordinal=self.ordinal,
+            admitted_version=self.admitted_version,
+            episodes=tuple(episodes),
+            renewed=self.renewed,
+            seed=self.seed,
+            prompt_uid=self.prompt_uid,
+            results=self.results,
+            kept=self.kept,
+            deferred_at=self.deferred_at,
+            decision=self.decision,
+        )
 
     @property
     def num_sampled(self) -> int:

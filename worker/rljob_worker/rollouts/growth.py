@@ -183,9 +183,10 @@ class Growth:
         ended = [(key, _episode(groups, key), part) for key, part in chunk if part.finish_reason]
         texts = dict(zip([key for key, _, _ in ended], self._decoded([one.whole(part) for _, one, part in ended])))
         alone = _by_group((key, texts[key]) for key, before, _ in ended if before.opening is None)
+        following: dict[Sample, Next] = {}
         for ordinal, parts in _by_group(chunk).items():
-            groups.extend(ordinal, parts, version, alone.get(ordinal))
-        following = {key: next_of(_episode(groups, key)) for key, _ in chunk}
+            grown = groups.extend(ordinal, parts, version, alone.get(ordinal)).episodes
+            following |= {(ordinal, sample): next_of(grown[sample]) for sample in parts}
         done = [key for key, then in following.items() if then is Next.DONE]
         self._submit_complete(groups, done)
         self._act(groups, {key: texts[key] for key, then in following.items() if then is Next.STEPS})
