@@ -120,7 +120,7 @@ def records_of(folder: Path, case: Case, pace: Pace, steps: int) -> list[StepRec
 
 
 def faster(name: str, folder: Path, steps: int) -> Figure:
-    """How much faster `Free` is."""
+    """Time of `Together` by that of `Free`."""
     case, seconds = CASES[name], {}
     for pace in Pace:
         records = records_of(folder / pace.value, case, pace, steps)
@@ -133,7 +133,7 @@ def faster(name: str, folder: Path, steps: int) -> Figure:
 
 
 def away(folder: Path, steps: int) -> Figure:
-    """How far `env_wait` is from the time in which environments step, as a share of that."""
+    """Distance of `env_wait` from the time in which environments step, as a share of that."""
     records = records_of(folder, IDLE, Pace.TOGETHER, steps)
     assert IDLE.processes is not None
     computed = len(records) * IDLE.turns * STEP * IDLE.episodes / IDLE.processes
