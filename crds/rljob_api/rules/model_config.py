@@ -258,12 +258,15 @@ def _on_cpu(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
         yield Finding(("training", "precision"), "vLLM's linear attention on CPU computes in bf16 alone", "bf16")
 
 
+_WITH_THOSE_LINEAR_MODULES = ("qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2")
+
+
 def _adapters_of(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
     """Adapters of modules that there are not, and of a rank that no module has."""
     lora = spec.training.lora
     if lora is None:
         return
-    known = LINEAR_MODULES if config.get("model_type") in ("qwen2", "qwen3") else ()
+    known = LINEAR_MODULES if config.get("model_type") in _WITH_THOSE_LINEAR_MODULES else ()
     for i, target in enumerate(lora.targets or ()):
         if known and target not in known:
             yield Finding(("training", "lora", "targets", i), "is no linear module of the model's layers",

@@ -44,6 +44,12 @@ def odd(response):
     if "d" in response: raise ValueError("x" * 10**6)
     if "e" in response: raise KeyboardInterrupt
     if "f" in response: raise asyncio.CancelledError
+    if "g" in response: raise ValueError("half \\ud800")
+    if "h" in response:
+        import shutil, tempfile
+        os.chdir(tempfile.mkdtemp())
+        shutil.rmtree(os.getcwd())
+        exec("1/0")
     return 1.0
 async def async_odd(response): return odd(response)
 def forgets_async(response): return async_odd(response)
@@ -282,14 +288,19 @@ def test_a_failing_reward_names_the_sample_or_scores_it(make_runner: Make, funct
 @pytest.mark.parametrize("function", ["odd", "async_odd"])
 def test_exceptions_of_any_kind_are_failures_of_their_samples(make_runner: Make, function: str) -> None:
     runner, spec = make_runner(function, onError="Score", errorScore=-1.0)
-    results = runner.score(samples_of(spec, ["a", "b", "c", "d", "e", "f", "a"]), soon())
-    assert [r.score for r in results] == [1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
+    results = runner.score(samples_of(spec, ["a", "b", "c", "d", "e", "f", "g", "h", "a"]), soon())
+    assert [r.score for r in results] == [1.0, *[-1.0] * 7, 1.0]
     said = [str(result.error) for result in results[1:-1]]
     begins = ["BaseException: of its own (", "Silent: (its text fails: RuntimeError) (", "ValueError: xxx"]
-    for text, start in zip(said, [*begins, "KeyboardInterrupt:  (", "CancelledError:  ("], strict=True):
+    for text, start in zip(
+        said,
+        [*begins, "KeyboardInterrupt:  (", "CancelledError:  (", "ValueError: half \\ud800 (", "ZeroDivisionError: "],
+        strict=True,
+    ):
         assert text.startswith(start), text
-        assert "my_rewards_for_test.py, line " in text
+        assert "my_rewards_for_test.py, line " in text or "(<string>, line 1" in text
         assert len(text) < 2500
+        text.encode()
 
 
 def test_what_would_have_to_be_awaited_or_iterated_is_named(make_runner: Make) -> None:

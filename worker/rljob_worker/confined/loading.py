@@ -80,7 +80,13 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except BaseException as failed:
         return f"(its text fails: {type(failed).__name__})"
+    text = whole_characters(text)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
+
+
+def whole_characters(text: str) -> str:
+    """The text with halves of characters (`\\ud800`) as escapes: no file and no record holds them."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def out_of_reach(error: BaseException, reach: str) -> str:

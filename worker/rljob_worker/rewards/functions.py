@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from rljob_api.how_many import how_many
-from rljob_worker.confined.loading import load_named
+from rljob_worker.confined.loading import load_named, whole_characters
 from rljob_worker.errors import UserError
 
 RESERVED = ("prompt", "response", "label", "finish_reason")
@@ -134,7 +134,9 @@ def flatten(sample: Sample) -> dict[str, Any]:
 def received_scores(values: Any, expected: int) -> list[Score]:
     """Scores as a scoring process sent them, which runs code that nobody checked. Raises ValueError."""
     try:
-        given = [(score, dict(parts), None if note is None else str(note)) for score, parts, note in values]
+        given = [
+            (score, dict(parts), None if note is None else whole_characters(str(note))) for score, parts, note in values
+        ]
     except (TypeError, ValueError) as error:
         raise ValueError(f"not scores: {error}") from None
     scores = iter(checked_batch([parts | {"score": score} for score, parts, _ in given if score is not None], None))
@@ -154,7 +156,9 @@ def checked_score(value: Any) -> Score:
         return Score(_number(value, "the reward"), {})
     if "score" not in value:
         raise ValueError(f"the returned dict has no 'score'; its keys are: {', '.join(map(repr, value))}")
-    parts = {str(name): _number(part, f"part {name!r}") for name, part in value.items() if name != "score"}
+    parts = {
+        whole_characters(str(name)): _number(part, f"part {name!r}") for name, part in value.items() if name != "score"
+    }
     return Score(_number(value["score"], "'score'"), parts)
 
 

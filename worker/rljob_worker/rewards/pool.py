@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rljob_worker.confined.loading import whole_characters
 from rljob_worker.confined.process import ConfinedProcess, Place
 from rljob_worker.rewards.functions import RewardFailure, Sample, Score, received_scores
 from rljob_worker.rewards.process import late_message, scoring_process
@@ -179,7 +180,9 @@ class WorkerPool:
         if kind == "ready":
             process.ready = True
         else:
-            self._cannot_start(process, f"the reward does not load in a scoring process:\n{value}")
+            self._cannot_start(
+                process, f"the reward does not load in a scoring process:\n{whole_characters(str(value))}"
+            )
 
     def _take(self, process: _Process, message: list[Any]) -> None:
         """An answer to a task; ValueError or KeyError when it is none."""
@@ -189,7 +192,7 @@ class WorkerPool:
         task, _ = process.running[number]
         scores = received_scores(value, len(task.samples)) if kind == "scores" else None
         del process.running[number]
-        task.done(RewardFailure(str(value), kind == "outage") if scores is None else scores)
+        task.done(RewardFailure(whole_characters(str(value)), kind == "outage") if scores is None else scores)
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_worker.confined.loading import whole_characters
 from rljob_worker.confined.process import ConfinedProcess, Place
 from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.signatures import Signature
@@ -39,6 +40,6 @@ def check_function(setup: Setup, place: Place) -> Calling:
     finally:
         process.kill()
     if answer[0] != "ready":
-        raise (AwayError if answer[0] == "away" else UserError)(str(answer[1]))
+        raise (AwayError if answer[0] == "away" else UserError)(whole_characters(str(answer[1])))
     how = list(answer[1])
     return Calling(bool(how[0]), bool(how[1]), Signature(how[2]))

@@ -52,6 +52,8 @@ from rljob_worker.sandbox.limits import SandboxError, SandboxSetup
 if TYPE_CHECKING:
     from rljob_worker.rewards.judge import JudgeSetup
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+"""Asked for once: a reward may leave the process in a working directory that is gone."""
 Message = tuple[int, list[Sample]]
 
 
@@ -287,7 +289,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return os.path.dirname(os.path.abspath(filename)) == os.path.dirname(os.path.abspath(__file__))
+    return os.path.dirname(filename) == _HERE
 
 
 if __name__ == "__main__":
