@@ -291,7 +291,7 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "a variable with a NUL",
-        "crds/rljob_api/rules/texts.py",
+        "crds/rljob_api/rules/variables.py",
         'yield Finding((*at, name), "holds a NUL, which no variable can", "text without it")',
         "pass",
         "tests/api/test_bad_manifests.py",

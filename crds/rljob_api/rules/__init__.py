@@ -19,13 +19,16 @@ from rljob_api.rules.data import MODEL_AND_DATA
 from rljob_api.rules.deadlines import DEADLINE_CHECKS
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.distill import DISTILL, DISTILL_CHECKS
+from rljob_api.rules.environments import ENVIRONMENT_CHECKS
 from rljob_api.rules.episodes import EPISODE_CHECKS, EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.folders import FOLDER_CHECKS
 from rljob_api.rules.handover import HANDOVER_CHECKS
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.judges import JUDGE_CHECKS, JUDGES
+from rljob_api.rules.kubernetes_objects import OBJECT_CHECKS
 from rljob_api.rules.learning import LEARNING
+from rljob_api.rules.lengths import LENGTH_CHECKS
 from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
@@ -34,11 +37,12 @@ from rljob_api.rules.pictures import PICTURES
 from rljob_api.rules.pod_shapes import SHAPE_CHECKS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
-from rljob_api.rules.rollout import ENGINE_ARGS
+from rljob_api.rules.rewards import REWARD_CHECKS
+from rljob_api.rules.rollout import ARGUMENT_CHECKS, ENGINE_ARGS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
 from rljob_api.rules.silent import SILENT_CHECKS
-from rljob_api.rules.texts import TEXT_CHECKS
-from rljob_api.rules.variables import VARIABLES
+from rljob_api.rules.sources import SOURCE_CHECKS
+from rljob_api.rules.variables import VARIABLE_CHECKS, VARIABLES
 from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
 
 __all__ = [
@@ -93,7 +97,8 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     return tuple(
         check
         for table in (
-            *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
+            *(REWARD_CHECKS, SOURCE_CHECKS, ENVIRONMENT_CHECKS, VARIABLE_CHECKS, OBJECT_CHECKS, ARGUMENT_CHECKS),
+            *(LENGTH_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
             *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS, DEADLINE_CHECKS, EPISODE_CHECKS, SILENT_CHECKS),
             *(FOLDER_CHECKS, SHAPE_CHECKS, HANDOVER_CHECKS, DISTILL_CHECKS, ADDRESS_CHECKS),
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api import kubernetes_names as names
+from rljob_api.quantities import to_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,10 @@ Check = Callable[[Any], Iterator[Finding]]
 NAME = "lower-case letters, digits, '-' and '.', a letter or digit first and last, at most 253"
 LABEL_KEY = "at most 63 letters, digits, '-', '_' and '.', like a.b/name"
 LABEL_VALUE = "at most 63 letters, digits, '-', '_' and '.'"
+FUNCTION = "package.module:function, or ./file.py:function"
+LEAST_MEMORY = 64 * 2**20
+"""Bytes of a process that imports Python."""
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def labels(at: tuple[str | int, ...], values: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -63,6 +70,12 @@ def named_object(at: tuple[str | int, ...], path: str | None, form: str) -> Iter
         yield Finding(at, f"{name} is a word of Python's, and names nothing", form)
 
 
+def argument_name(field: str, name: str) -> Iterator[Finding]:
+    """A name that an argument of a Python function has to have."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        yield Finding((field, name), "is no name of an argument", "letters, digits and '_', no word of Python's")
+
+
 def address_fault(address: str) -> str:
     """Fault of an address; empty where there is none."""
     try:
@@ -72,3 +85,45 @@ def address_fault(address: str) -> str:
     except ValueError as error:
         return f"is no address: {error}"
     return "" if parts.hostname else "names no host"
+
+
+def path_faults(field: str, path: str | None, what: str, suffixes: set[str]) -> Iterator[Finding]:
+    """Faults of a path to files that are read, which `what` describes; files of these suffixes are not."""
+    if path is None:
+        return
+    if not path.strip() or unprintable(path):
+        yield Finding((field,), "is no path: it is empty or holds control characters", what)
+    elif path != path.strip():
+        yield Finding((field,), "has blanks around it", what)
+    elif _SCHEME.match(path):
+        yield Finding((field,), "addresses are not read: mount the storage, or name a hub id", what)
+    elif PurePosixPath(path).suffix.lower() in suffixes:
+        yield Finding((field,), f"{PurePosixPath(path).suffix} files are not read", what)
+
+
+def snake(name: str) -> str:
+    """Name of a camelCase field as Python has it."""
+    return re.sub("([A-Z])", lambda m: "_" + m[1].lower(), name)
+
+
+def one_line(*fields: str) -> Check:
+    """Check names that stand in tables, labels and addresses."""
+
+    def check(block: Any) -> Iterator[Finding]:
+        for field in fields:
+            value = getattr(block, snake(field))
+            if value is not None and (not value.strip() or unprintable(value)):
+                yield Finding((field,), "is blank, or holds control characters", "a name in one line")
+
+    return check
+
+
+def at_least(field: str, least: str) -> Check:
+    """Check an amount, where there is one."""
+
+    def check(block: Any) -> Iterator[Finding]:
+        value = getattr(block, snake(field))
+        if value is not None and to_number(value) < to_number(least):
+            yield Finding((field,), "is too little", f"at least {least}")
+
+    return check

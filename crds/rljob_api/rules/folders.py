@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rljob_api.derived import data_sources, held_out_sources
-from rljob_api.rules.findings import Check, Finding, unprintable
+from rljob_api.rules.findings import Check, Finding, path_faults, unprintable
 from rljob_api.rules.places import rewards_of
-from rljob_api.spec import RewardSpec, RLJobSpec, VolumeSpec
+from rljob_api.spec import CheckpointSpec, RewardSpec, RLJobSpec, VolumeSpec
 
 _OF_THE_KERNEL = ("/proc", "/sys", "/dev")
 _OF_THE_IMAGE = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
@@ -70,8 +70,13 @@ def _mount(volume: Any) -> Iterator[Finding]:
             yield Finding((field,), "has blanks around it", "a path without them")
 
 
+def _checkpoint(checkpoint: Any) -> Iterator[Finding]:
+    yield from path_faults("path", checkpoint.path, "a folder that all nodes see", set())
+
+
 FOLDER_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJobSpec: (_checkpoints, _written),
     RewardSpec: (_paths,),
     VolumeSpec: (_mount,),
+    CheckpointSpec: (_checkpoint,),
 }

@@ -10,8 +10,9 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.how_many import how_many
 from rljob_api.rules.core import Rule, exactly_one
-from rljob_api.rules.findings import Check, Finding, address_fault
-from rljob_api.rules.texts import NEVER_GIVEN, reward_functions
+from rljob_api.rules.findings import Check, Finding, address_fault, one_line
+from rljob_api.rules.places import reward_functions
+from rljob_api.rules.variables import NEVER_GIVEN
 from rljob_api.spec import JudgeEndpoint, JudgeKind, JudgeSpec, Mode, RLJobSpec, VerdictSpec
 
 _OF_REQUESTS = ("concurrency", "request_seconds", "timeout_seconds")
@@ -193,7 +194,7 @@ JUDGES = (
 
 JUDGE_CHECKS: dict[type, tuple[Check, ...]] = {
     RLJobSpec: (_asked, _held_out, _network),
-    JudgeEndpoint: (_endpoint,),
+    JudgeEndpoint: (one_line("model"), _endpoint),
     JudgeSpec: (_judge,),
     VerdictSpec: (_verdict,),
 }

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.base import INT64_MAX
 from rljob_api.environments import Form
-from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.findings import Check, Finding, one_line
 from rljob_api.spec import (
     DataSpec,
     EnvironmentSpec,
@@ -113,6 +113,6 @@ LIST_CHECKS: dict[type, tuple[Check, ...]] = {
     TextEnvironmentSpec: (_once("environment", "tools"),),
     EnvironmentSpec: (_once("secrets", "python_path"),),
     PodsSpec: (_once("image_pull_secrets"),),
-    FailureRule: (_once("exit_codes", "reasons"),),
+    FailureRule: (one_line("name"), _once("exit_codes", "reasons")),
     DataSpec: (_skipped_once,),
 }

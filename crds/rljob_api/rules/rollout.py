@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.engine_arguments import value_faults
 from rljob_api.rules.core import Rule
+from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import (
     RLJobSpec,
     RolloutSpec,
     SpeculativeSpec,
 )
 from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS, RolloutAssignment
+
+_ENGINE_ARGUMENT = re.compile("[a-z][a-z0-9_]*")
 
 PARTIAL_AND_TAIL = (
     Rule(
@@ -99,3 +107,14 @@ def _engine_arg(name: str, instead: str) -> Rule:
 
 
 ENGINE_ARGS = tuple(_engine_arg(name, instead) for name, instead in RESERVED_ENGINE_ARGS.items())
+
+
+def _engine_arguments(rollout: Any) -> Iterator[Finding]:
+    for name in rollout.engine_args:
+        if not _ENGINE_ARGUMENT.fullmatch(name):
+            yield Finding(("engineArgs", name), "is no name of an engine argument", "like max_model_len, with '_'")
+    for name, wrong, allowed in value_faults(rollout.engine_args):
+        yield Finding(("engineArgs", name), wrong, allowed)
+
+
+ARGUMENT_CHECKS: dict[type, tuple[Check, ...]] = {RolloutSpec: (_engine_arguments,)}

@@ -9,18 +9,16 @@ from urllib.parse import urlsplit
 from rljob_api.kubernetes_names import is_subdomain
 from rljob_api.quantities import to_number
 from rljob_api.rewards import SANDBOX_SHARE
-from rljob_api.rules.findings import Check, Finding, address_fault
-from rljob_api.rules.texts import reward_functions
+from rljob_api.rules.findings import LEAST_MEMORY, Check, Finding, address_fault
+from rljob_api.rules.places import reward_functions
 from rljob_api.spec import RLJobSpec, SandboxSpec
 from rljob_api.spec.sandbox import Isolation, SandboxServiceSpec, WarmPoolSpec
-
-_LEAST_MEMORY = 2**26
 
 
 def _limits(spec: Any) -> Iterator[Finding]:
     """Limits of programs that do not fit the rewards that run them."""
     sandbox = spec.sandbox or SandboxSpec()
-    if to_number(sandbox.memory) < _LEAST_MEMORY:
+    if to_number(sandbox.memory) < LEAST_MEMORY:
         yield Finding(("sandbox", "memory"), "is too little for a program in Python", "at least 64Mi")
     runs_programs = False
     for reward in _whole_rewards(spec):

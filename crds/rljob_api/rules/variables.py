@@ -1,4 +1,4 @@
-"""Rules about variables that no user sets: RLJob, Ray or a scheduler does, or a field is meant for them."""
+"""Variables of processes: what they may hold, and those that no user sets: RLJob, Ray or a scheduler does."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api import kubernetes_names as names
 from rljob_api.base import ApiModel
 from rljob_api.profiles import PROFILES
 from rljob_api.rules.core import Rule
 from rljob_api.rules.devices import on_one_of
-from rljob_api.rules.findings import Finding
+from rljob_api.rules.findings import Check, Finding, labels, object_name, unprintable
 from rljob_api.spec import EnvironmentSpec, MemorySaverMode, ProfileOverrides, RLJobSpec
 from rljob_api.tuning import shares_cores
-from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE, PRIVATE_VARIABLES
 
+NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
+"""To rewards, environments and functions of judges, whose code nobody checked."""
+_FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP", "RAY_TMPDIR")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 SAVER_VARIABLES = ("LD_PRELOAD", "TMS_HOOK_MODE", "TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP")
 _SAVER = "the memory saver owns it in trainers; take spec.memorySaver, and for engines spec.environment.rollout"
 _PORTS = "trainer and engine on one device would bind the same ports; take spec.hccl.trainerPorts and rolloutPorts"
@@ -187,3 +192,33 @@ VARIABLES = (
         " || self.environment.trainer['TASK_QUEUE_ENABLE'] != '2'",
     ),
 )
+
+
+def _environment(environment: Any) -> Iterator[Finding]:
+    for field in ("variables", "trainer", "rollout"):
+        yield from _variables((field,), getattr(environment, field))
+    for i, path in enumerate(environment.python_path):
+        if not path.strip() or unprintable(path) or ":" in path:
+            yield Finding(("pythonPath", i), "is no folder: empty, or with ':' or control characters", "one path each")
+    for i, name in enumerate(environment.secrets):
+        yield from object_name(("secrets", i), name, "secret")
+
+
+def _variables(at: tuple[str, ...], values: dict[str, str]) -> Iterator[Finding]:
+    for name, value in values.items():
+        if not names.is_variable(name):
+            yield Finding((*at, name), "is no name of a variable", "letters, digits, '_', '-' and '.', no digit first")
+        elif name in _THREADS and not re.fullmatch("[1-9][0-9]{0,3}", value):
+            yield Finding((*at, name), "is no number of threads", "1 to 9999, in quotation marks")
+        elif name in _FOLDERS and not any(part.startswith("/") for part in value.split(":")):
+            yield Finding((*at, name), "names no folder, and processes need one", "an absolute path, or leave it out")
+        elif "\0" in value:
+            yield Finding((*at, name), "holds a NUL, which no variable can", "text without it")
+
+
+def _overrides(overrides: Any) -> Iterator[Finding]:
+    yield from _variables(("environment",), overrides.environment)
+    yield from labels(("nodeSelector",), overrides.node_selector)
+
+
+VARIABLE_CHECKS: dict[type, tuple[Check, ...]] = {EnvironmentSpec: (_environment,), ProfileOverrides: (_overrides,)}
