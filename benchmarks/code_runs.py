@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from rljob_api.spec import RLJobSpec
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.types import Generation, Prompt
 
 GOAL, BOMB_SECONDS = 20.0, 2.0
@@ -66,7 +67,7 @@ def programs_per_second(kind: str, count: int) -> float:
         else:
             tests = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1 + number, 2 + number]}
         samples.append(sample(spec, number, PROGRAMS[kind].format(number), tests))
-    with RewardRunner(spec, NoTokenizer(), processes=PROCESSES) as runner:
+    with RewardRunner(Scorers(spec, NoTokenizer(), processes=PROCESSES)) as runner:
         runner.score(samples[:1], time.monotonic() + 60)
         began = time.monotonic()
         results = runner.score(samples[1:], time.monotonic() + 600)
@@ -80,7 +81,7 @@ def bomb_seconds() -> dict[str, float]:
     spec, found = spec_of("Stdin"), {}
     tests = [{"input": "1", "output": "2"}]
     right = sample(spec, 0, PROGRAMS["Stdin"].format(1), tests)
-    with RewardRunner(spec, NoTokenizer(), processes=1) as runner:
+    with RewardRunner(Scorers(spec, NoTokenizer(), processes=1)) as runner:
         runner.score([right], time.monotonic() + 60)
         for name, program in BOMBS.items():
             began = time.monotonic()

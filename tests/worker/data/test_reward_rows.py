@@ -24,6 +24,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.types import Generation, Prompt
 
 MakeSpec = Callable[..., RLJobSpec]
@@ -66,7 +67,7 @@ def routed(source: PromptSource) -> RoutedRows:
 def score(spec: RLJobSpec, tokenizer: Any, prompts: list[Prompt], texts: list[str], **more: Any) -> list[Any]:
     generations = [Generation(np.arange(4), np.zeros(4, np.float32), "stop") for _ in prompts]
     samples = [RewardSample(prompt, 0, made, text) for prompt, made, text in zip(prompts, generations, texts)]
-    with RewardRunner(spec, tokenizer, **more) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, **more)) as runner:
         return runner.score(samples, time.monotonic() + 120)
 
 
@@ -204,7 +205,7 @@ def test_a_function_is_held_to_the_columns_of_its_own_rows(
     wrong = make_spec({"path": write(tmp_path, [ROWS[0]])}, reward={"by": "tag", "parts": [parts[1]]})
     source = PromptSource(wrong, tokenizer)
     with pytest.raises(UserError, match=r"spec\.reward\.parts\[0\]\.python: .* asks for 'tests'"):
-        RewardRunner(wrong, tokenizer, columns=source.columns(), routed={"spec.data": routed(source)})
+        RewardRunner(Scorers(wrong, tokenizer, columns=source.columns(), routed={"spec.data": routed(source)}))
 
 
 def test_labels_are_read_by_the_reward_of_their_row(tmp_path: Path, make_spec: MakeSpec, tokenizer_for: Any) -> None:

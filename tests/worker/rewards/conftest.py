@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.scorers import Scorers
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def make_runner(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[M
         reward = ({"python": f"my_rewards_for_test:{function}"} if function else {}) | fields
         # Rewards of tests leave notes there.
         spec = make_spec({"writePaths": [str(workdir)]} | reward)
-        runners.append(RewardRunner(spec, tokenizer, workdir=workdir, processes=2))
+        runners.append(RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=2)))
         return runners[-1], spec
 
     yield make

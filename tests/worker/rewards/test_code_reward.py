@@ -34,6 +34,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.rewards.code_tests import call_cases, program_of, same_output, same_value
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.sandbox import namespaces
 from rljob_worker.sandbox.kernel import refuse
 from rljob_worker.types import Generation, Prompt, RewardResult
@@ -58,7 +59,7 @@ def score(tokenizer: PreTrainedTokenizerBase) -> Iterator[Score]:
         if key not in runners:
             reward = {"name": "code", "args": {"tests": "tests"} | args, "timeoutSeconds": 60}
             spec = make_spec(reward).model_copy(update={"sandbox": SandboxSpec(seconds=4, isolation=isolation)})
-            runners[key] = RewardRunner(spec, tokenizer, processes=2), spec
+            runners[key] = RewardRunner(Scorers(spec, tokenizer, processes=2)), spec
         runner, spec = runners[key]
         empty = Generation(np.zeros(0, np.int64), np.zeros(0, np.float32), "stop")
         samples = []
@@ -174,13 +175,13 @@ def test_namespaces_that_a_machine_does_not_give_are_refused(
     spec = spec.model_copy(update={"sandbox": SandboxSpec(isolation=Isolation.NAMESPACE)})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"isolation: Namespace: .*no bwrap on PATH.*isolation: Process needs neither"):
-        RewardRunner(spec, tokenizer)
+        RewardRunner(Scorers(spec, tokenizer))
     (bwrap := tmp_path / "bwrap").write_text(
         "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1"
     )
     bwrap.chmod(0o755)
     with pytest.raises(UserError, match=r"isolation: Namespace: .*\(bwrap: No permissions to create new namespace\)"):
-        RewardRunner(spec, tokenizer)
+        RewardRunner(Scorers(spec, tokenizer))
 
 
 @needs_bubblewrap
@@ -201,7 +202,7 @@ def test_a_folder_in_memory_is_bounded_and_each_program_has_its_own(score: Score
 def test_columns_that_are_not_there_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     spec = make_spec({"name": "code", "args": {"kind": "Calls", "tests": "cases"}})
     with pytest.raises(UserError, match=r"spec\.reward\.args\.tests: 'cases' is no column of the data; there are a, b"):
-        RewardRunner(spec, tokenizer, columns={"spec.data": frozenset({"a", "b"})})
+        RewardRunner(Scorers(spec, tokenizer, columns={"spec.data": frozenset({"a", "b"})}))
 
 
 @pytest.mark.parametrize(

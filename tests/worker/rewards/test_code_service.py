@@ -23,6 +23,7 @@ from rljob_worker.errors import AwayError, UserError
 from rljob_worker.rewards.code_service import ServiceCodeReward
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError, RewardSample
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.sandbox import service
 from rljob_worker.sandbox.limits import SandboxError, SandboxSetup, ServiceSetup
 from rljob_worker.sandbox.service import Clock, Ran, Service
@@ -53,7 +54,7 @@ def score(
     for index, (response, tests) in enumerate(pairs):
         prompt = Prompt("data/0", "data", "question", (2,), None, spec.reward, row={"tests": tests})
         samples.append(RewardSample(prompt, index, empty, response))
-    with RewardRunner(spec, tokenizer) as runner:
+    with RewardRunner(Scorers(spec, tokenizer)) as runner:
         return runner.score(samples, soon(500))
 
 

@@ -21,6 +21,7 @@ from rljob_worker.rewards.group_filter import GroupFilter, group_filter_of
 from rljob_worker.rewards.group_filter_process import verdict
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.rewards.source_check import check_sources
 from rljob_worker.types import Prompt, RewardResult
 
@@ -70,7 +71,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Make]:
     def make(function: str, **bounds: Any) -> GroupFilter:
         named = f"{tmp_path}/filters.py:{function}"
         spec = job(rollout={"oversampling": {"function": named}}, reward={"name": "exact", **bounds}).spec
-        with RewardRunner(make_spec({"name": "exact"}), tokenizer, workdir=tmp_path) as runner:
+        with RewardRunner(Scorers(make_spec({"name": "exact"}), tokenizer, workdir=tmp_path)) as runner:
             filter_ = group_filter_of(spec, runner, {"spec.data": frozenset({"level", "tag"})})
         assert filter_ is not None
         made.append(filter_)

@@ -24,6 +24,7 @@ from rljob_worker.rewards.judge import Judge, JudgeSetup, judge_of
 from rljob_worker.rewards.judge_texts import Verdicts
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.types import RewardResult
 
 KEY = "sk-secret-of-the-judge"
@@ -49,7 +50,7 @@ def runner_of(
     server: ChatServer, tokenizer: PreTrainedTokenizerBase, reward: dict[str, Any] | None = None, **judge: Any
 ) -> Iterator[tuple[RewardRunner, RLJobSpec]]:
     spec = spec_of(server.url, reward, **judge)
-    with RewardRunner(spec, tokenizer, columns={"spec.data": frozenset({"level"})}) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, columns={"spec.data": frozenset({"level"})})) as runner:
         yield runner, spec
 
 
@@ -196,16 +197,16 @@ def test_its_key_is_sent_and_never_shown(
     endpoint = {"endpoint": {"keyVariable": "JUDGE_KEY"}}
     with serving(lambda *_: f"my key is {KEY} Score: 2", key=KEY) as server:
         with pytest.raises(UserError, match=r"endpoint.keyVariable: JUDGE_KEY is not set where the driver runs"):
-            RewardRunner(spec_of(server.url, **endpoint), tokenizer)
+            RewardRunner(Scorers(spec_of(server.url, **endpoint), tokenizer))
         with pytest.raises(AwayError, match=r"HTTP 401.*endpoint.keyVariable names its key"):
-            RewardRunner(spec_of(server.url), tokenizer)
+            RewardRunner(Scorers(spec_of(server.url), tokenizer))
         monkeypatch.setenv("JUDGE_KEY", KEY)
         with runner_of(server, tokenizer, **endpoint) as (runner, spec):
             (found,) = results(runner, spec, ["a"])
         assert found == RewardResult(2.0, notes={"judge": "my key is *** Score: 2"})
         monkeypatch.setenv("JUDGE_KEY", f"{KEY}-wrong")
         with pytest.raises(UserError) as refused:
-            RewardRunner(spec_of(server.url, **endpoint), tokenizer)
+            RewardRunner(Scorers(spec_of(server.url, **endpoint), tokenizer))
     assert "Incorrect API key provided: Bearer ***" in str(refused.value)
     assert KEY not in str(refused.value) + caplog.text
 
@@ -236,12 +237,12 @@ def test_one_that_is_not_there_is_named_before_the_start(
 ) -> None:
     with serving(count_of_a, models=("other", "another")) as server:
         with pytest.raises(UserError, match=r"endpoint.model: there is no 'grader'; there are other, another"):
-            RewardRunner(spec_of(server.url), tokenizer)
+            RewardRunner(Scorers(spec_of(server.url), tokenizer))
         with pytest.raises(UserError, match=r"prompt: 'answer' is no column of the data; there are .*response"):
-            RewardRunner(
+            RewardRunner(Scorers(
                 spec_of(server.url, prompt="{{ response }} {{ answer }}"), tokenizer,
                 columns={"spec.data": frozenset({"level"})},
-            )  # fmt: skip
+            ))  # fmt: skip
 
 
 def test_a_place_that_is_none_is_an_outage_and_a_request_that_is_refused_an_error() -> None:

@@ -17,6 +17,7 @@ from rljob_worker.models.judge_model import Said
 from rljob_worker.rewards.model_judge import model_judge
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.types import RewardResult
 
 
@@ -40,7 +41,7 @@ def spec_of(folder: Path, reward: dict[str, Any] | None = None, **judge: Any) ->
 
 
 def runner_of(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> RewardRunner:
-    return RewardRunner(spec, tokenizer, columns={"spec.data": frozenset({"level"})}, judge=model_judge(spec))
+    return RewardRunner(Scorers(spec, tokenizer, columns={"spec.data": frozenset({"level"})}, judge=model_judge(spec)))
 
 
 def shown(folder: Path, texts: Any) -> list[str]:
@@ -159,7 +160,7 @@ def test_a_response_without_a_score_fails_the_step_by_name(folder: Path, tokeniz
 
 def test_a_command_without_engines_refuses_it(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UserError, match="judge scorer is a model on the job's own devices"):
-        RewardRunner(spec_of(folder), tokenizer)
+        RewardRunner(Scorers(spec_of(folder), tokenizer))
 
 
 def test_models_that_give_no_score_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.rewards.signatures import Signature
 from rljob_worker.rewards.worker import Calling
 
@@ -198,14 +199,17 @@ def test_an_import_that_does_not_end_is_named(
     spec = make_spec({"python": "sleeping_rewards_for_test:f", "importSeconds": 1})
     if function == "checked":
         with pytest.raises(UserError) as refused:
-            RewardRunner(spec, tokenizer, workdir=workdir)
+            RewardRunner(Scorers(spec, tokenizer, workdir=workdir))
         assert str(refused.value) == f"spec.reward.python: {message}"
         return
     # The second import may differ from the first: a file server that went away.
     monkeypatch.setattr(
         "rljob_worker.rewards.scorers.check_function", lambda *_: Calling(False, False, Signature.RLJOB)
     )
-    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner, pytest.raises(RewardError) as failed:
+    with (
+        RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1)) as runner,
+        pytest.raises(RewardError) as failed,
+    ):
         runner.score(samples_of(spec, ["a"]), soon(30))
     assert message in str(failed.value)
 
@@ -223,7 +227,7 @@ def test_what_it_prints_is_shown_and_not_obeyed(
     workdir: Path, tokenizer: PreTrainedTokenizerBase, children: Children, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = make_spec({"python": "hostile_rewards_for_test:prints"})
-    runner = RewardRunner(spec, tokenizer, workdir=workdir, processes=1)
+    runner = RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1))
     assert scores(runner, spec, ["a"]) == [1.0]
     # A keeper that is slow finds output and its order to end at once.
     (keeper,) = children()
@@ -313,5 +317,5 @@ def test_a_module_that_ends_its_process_is_refused(
     module: str, message: str, workdir: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with pytest.raises(UserError) as caught:
-        RewardRunner(make_spec({"python": f"{module}_rewards_for_test:f"}), tokenizer, workdir=workdir)
+        RewardRunner(Scorers(make_spec({"python": f"{module}_rewards_for_test:f"}), tokenizer, workdir=workdir))
     assert message in str(caught.value)

@@ -16,6 +16,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError, RewardSample
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.types import IntArray, Prompt
 
 USER_MODULE = """
@@ -164,7 +165,7 @@ def test_several_rewards_in_one_job(workdir: Path, tokenizer: PreTrainedTokenize
     assert other is not None
     first = samples_of(spec, ["a b"])
     second = [RewardSample(Prompt("two/0", "two", "q", (2,), "x", other), 0, first[0].generation)]
-    with RewardRunner(spec, tokenizer, workdir=workdir) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, workdir=workdir)) as runner:
         assert [r.score for r in runner.score(first + second + first, soon())] == [1.0, 2.0, 1.0]
 
 
@@ -176,7 +177,7 @@ def test_parts_are_added_up_and_recorded(workdir: Path, tokenizer: PreTrainedTok
         {"python": "my_rewards_for_test:parts"},
     ]
     spec = make_spec({"parts": parts})
-    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1)) as runner:
         results = runner.score(samples_of(spec, ["a c", "b"], "data/0") + samples_of(spec, ["a b"], "data/1"), soon())
     assert [r.parts for r in results] == [
         {"match": 0.5, "has-a": 1.0, "batch": 12.0, "parts": 3.0, "parts.level": 7.0, "parts.same": 0.0},
@@ -189,12 +190,12 @@ def test_parts_are_added_up_and_recorded(workdir: Path, tokenizer: PreTrainedTok
 def test_a_part_that_fails_fails_the_whole(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     reward = {"parts": [{"name": "exact"}, {"python": "my_rewards_for_test:raises", "weight": 0.5}]}
     spec = make_spec(reward)
-    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1)) as runner:
         with pytest.raises(RewardError, match="prompt data/0, sample 1 failed: raises: KeyError: 'no b please'"):
             runner.score(samples_of(spec, ["a", "a b"]), soon())
         assert scores(runner, spec, ["a"]) == [0.5]
     spec = make_spec(reward | {"onError": "Score", "errorScore": -3})
-    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1)) as runner:
         good, bad = runner.score(samples_of(spec, ["a", "a b"]), soon())
     assert (good.score, good.parts) == (0.5, {"exact": 0.0, "raises": 1.0})
     assert (bad.score, bad.parts) == (-3, {})
@@ -211,14 +212,14 @@ def test_a_function_in_a_file(workdir: Path, tmp_path: Path, tokenizer: PreTrain
         "def score(response): return Points(helper_for_test.POINTS).value"
     )
     spec = make_spec({"python": f"{tmp_path}/math.py:score"})
-    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+    with RewardRunner(Scorers(spec, tokenizer, workdir=workdir, processes=1)) as runner:
         assert scores(runner, spec, ["a"]) == [3.0]
     for function, message in (
         (f"{tmp_path}/math.py:scroe", r"spec\.reward\.parts\[0\]\.python: .*has no 'scroe'; did you mean score\?"),
         (f"{tmp_path}/moth.py:score", r"spec\.reward\.parts\[0\]\.python: .*FileNotFoundError"),
     ):
         with pytest.raises(UserError, match=message):
-            RewardRunner(make_spec({"parts": [{"python": function}]}), tokenizer, workdir=workdir)
+            RewardRunner(Scorers(make_spec({"parts": [{"python": function}]}), tokenizer, workdir=workdir))
 
 
 # --- order, overlap, cost ----------------------------------------------------------------------
@@ -460,14 +461,14 @@ def test_a_wrong_reward_is_refused_at_construction(
     reward: dict[str, Any] | None, message: str, workdir: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with pytest.raises(UserError) as caught:
-        RewardRunner(make_spec(reward), tokenizer, workdir=workdir)
+        RewardRunner(Scorers(make_spec(reward), tokenizer, workdir=workdir))
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["match", "exact", "math", "gsm8k"])
 def test_a_reward_that_compares_needs_labels(name: str, workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UserError, match=rf"spec\.reward\.name: {name} compares with a label, .* labelKey is null"):
-        RewardRunner(make_spec({"name": name}, labelKey=None), tokenizer, workdir=workdir)
+        RewardRunner(Scorers(make_spec({"name": name}, labelKey=None), tokenizer, workdir=workdir))
 
 
 # --- processes ---------------------------------------------------------------------------------

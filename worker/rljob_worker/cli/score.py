@@ -121,6 +121,7 @@ def _score(spec: RLJobSpec, file: Path | None, rows: int | None) -> list[tuple[R
         from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
         from rljob_worker.driver.preflight import apply_environment
         from rljob_worker.rewards.runner import RewardRunner
+        from rljob_worker.rewards.scorers import Scorers
         from rljob_worker.rewards.trial import never_failing, score_all
 
     apply_environment(spec)
@@ -138,7 +139,7 @@ def _score(spec: RLJobSpec, file: Path | None, rows: int | None) -> list[tuple[R
         for loaded in data.without_labels() if file is None else []:
             print(visible_line(f"rljob: {loaded.field} ({loaded.name}): left out: labelKey is null"), file=sys.stderr)
         with waiting_for("spec.reward to be imported and tried"):
-            runner = RewardRunner(counted, tokenizer, columns=data.training.columns(), routed=data.routed)
+            runner = RewardRunner(Scorers(counted, tokenizer, columns=data.training.columns(), routed=data.routed))
         with runner, CountedProgress(Console(stderr=True)) as progress:
             found = []
             for one in sets:

@@ -34,6 +34,7 @@ from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.model_judge import model_judge
 from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.scorers import Scorers
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
 from rljob_worker.trainer.critic_folder import critic_start
@@ -121,7 +122,9 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         logger.warning("%s", sentence)
     check_tests(scored)
     with waiting_for("spec.reward to be imported and tried"):
-        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private, judge=judge)
+        rewards = RewardRunner(
+            Scorers(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private, judge=judge)
+        )
         group_filter = group_filter_of(spec, rewards, prompts.columns())
     with waiting_for("turns of spec.data and spec.evaluation to be tried with the model's tokenizer"):
         first = {one.environment: one for one in reversed(evaluation_prompts) if one.environment is not None}

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rljob_api.spec import RLJobSpec
-from rljob_worker.data.reward_rows import RoutedRows
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.models.judge_model import Said
 from rljob_worker.rewards.busy_clock import BusyClock
@@ -22,9 +18,6 @@ from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
 from rljob_worker.rewards.scorers import Isolated, Scorers
 from rljob_worker.types import RewardResult
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 class RewardRunner:
     """Runs the rewards of a job's sources.
@@ -33,50 +26,18 @@ class RewardRunner:
     functions run in processes of their own, so that a hung one can be killed: sync functions one call at a time in each
     of up to `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
 
-    Construction checks every reward and imports Python functions, in processes that end at once: no code of a user runs
-    in the driver. UserError says what is wrong, and nothing was started. Use as a context manager, or `close()`. One
-    thread submits and one collects; they may be two.
+    No code of a user runs in the driver. Use as a context manager, or `close()`. One thread submits and one collects;
+    they may be two.
+
+    Args:
+        scorers: score the parts of the rewards; of a judge whose model the job runs, `questions` has what it is asked.
     """
 
-    def __init__(
-        self,
-        spec: RLJobSpec,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        columns: Mapping[str, frozenset[str]] | None = None,
-        routed: Mapping[str, RoutedRows] | None = None,
-        workdir: Path | None = None,
-        processes: int | None = None,
-        private: Iterable[Path] = (),
-        judge: ModelJudge | None = None,
-    ):
-        """Check all rewards.
-
-        Args:
-            spec: the job.
-            tokenizer: of the model.
-            columns: by a source's place in the manifest, those that a reward is given beside prompt and label.
-            routed: by a source's place, its rows by the value that chooses their reward.
-            workdir: working directory of the rewards; default: this process's.
-            processes: how many score at once.
-            private: folders of the job that no reward reads, wherever they are.
-            judge: the judge whose model the job runs; `questions` has what it is asked.
-        """
-        self._judge, self._seed = judge, spec.seed
-        self._tokenizer = tokenizer
+    def __init__(self, scorers: Scorers) -> None:
+        self.scorers = scorers
         self._asked: list[_Question] = []
         self._calls = ScoreCalls(self._forget_queued)
         self._clock = BusyClock()
-        self.scorers = Scorers(
-            spec,
-            tokenizer,
-            columns=columns,
-            routed=routed,
-            workdir=workdir,
-            processes=processes,
-            private=private,
-            judge=judge,
-        )
 
     def start(self) -> None:
         """Start the scoring processes ahead of the first `submit`."""
@@ -142,7 +103,7 @@ class RewardRunner:
 
     def _questions(self, asked: Sequence[_Question], count: int) -> Questions | None:
         """These, of which the judge was asked so many times before."""
-        judge, round_ = self._judge, self._calls.round
+        judge, round_ = self.scorers.judge, self._calls.round
         if judge is None or not asked:
             return None
 
@@ -159,7 +120,7 @@ class RewardRunner:
             )
             return self._questions([one for one, score in pairs if score is None], count + 1)
 
-        seeds = [seed_of(self._seed, judge.spec.name, one.key, count) for one in asked]
+        seeds = [seed_of(self.scorers.seed, judge.spec.name, one.key, count) for one in asked]
         return Questions([one.tokens for one in asked], seeds, judge.writes, answer)
 
     def take_busy_seconds(self) -> float:
@@ -223,7 +184,7 @@ class RewardRunner:
     def _texts(self, calls: list[ScoreCall]) -> list[str]:
         known = [call.sample.text for call in calls]
         if None in known:
-            return decode_responses(self._tokenizer, [call.sample.generation for call in calls])
+            return decode_responses(self.scorers.tokenizer, [call.sample.generation for call in calls])
         return [text for text in known if text is not None]
 
     def _forget_queued(self) -> None:

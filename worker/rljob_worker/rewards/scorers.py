@@ -60,7 +60,18 @@ Scorer = Inline | Isolated | ModelJudge
 class Scorers:
     """Scorers of the parts of a job's rewards; equal parts share one.
 
-    Construction checks every reward, in processes that end at once, and raises UserError. Arguments as `RewardRunner`.
+    Construction checks every reward and imports Python functions, in processes that end at once. UserError says what is
+    wrong, and nothing was started.
+
+    Args:
+        spec: the job.
+        tokenizer: of the model.
+        columns: by a source's place in the manifest, those that a reward is given beside prompt and label.
+        routed: by a source's place, its rows by the value that chooses their reward.
+        workdir: working directory of the rewards; default: this process's.
+        processes: how many score at once.
+        private: folders of the job that no reward reads, wherever they are.
+        judge: the judge whose model the job runs.
     """
 
     def __init__(
@@ -68,21 +79,21 @@ class Scorers:
         spec: RLJobSpec,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        columns: Mapping[str, frozenset[str]] | None,
-        routed: Mapping[str, RoutedRows] | None,
-        workdir: Path | None,
-        processes: int | None,
-        private: Iterable[Path],
-        judge: ModelJudge | None,
-    ):
+        columns: Mapping[str, frozenset[str]] | None = None,
+        routed: Mapping[str, RoutedRows] | None = None,
+        workdir: Path | None = None,
+        processes: int | None = None,
+        private: Iterable[Path] = (),
+        judge: ModelJudge | None = None,
+    ) -> None:
         sweep()
-        self._judge = judge
+        self.judge = judge
         self._private = tuple(private)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
         self._sandbox = spec.sandbox or SandboxSpec()
-        self._judges, self._seed = spec.judges, spec.seed
+        self._judges, self.seed = spec.judges, spec.seed
         self._max_response_tokens = spec.rollout.max_response_tokens
         self._callings: dict[str, Calling] = {}
         """By Python function with its arguments: how it is called."""
@@ -127,9 +138,9 @@ class Scorers:
 
     def _make_scorer(self, reward: RewardSpec) -> Scorer:
         if self._asks_model(reward):
-            assert self._judge is not None
-            return self._judge
-        if (at_once := inline(reward, self._tokenizer, self._max_response_tokens)) is not None:
+            assert self.judge is not None
+            return self.judge
+        if (at_once := inline(reward, self.tokenizer, self._max_response_tokens)) is not None:
             return at_once
         calling = self._callings.get(reward.canonical_json())
         asynchronous = calling is not None and calling.asynchronous
@@ -192,13 +203,13 @@ class Scorers:
                 "leave it out, and close the network from outside (a NetworkPolicy)"
             )
         if self._asks_model(reward):
-            if self._judge is None:
+            if self.judge is None:
                 name = judge_of(self._judges, reward).name
                 raise UserError(
                     f"reward.name: judge {name} is a model on the job's own devices, which this command does not "
                     "start: leave it out here, or give it an endpoint"
                 )
-            self._judge.check(columns)
+            self.judge.check(columns)
         elif reward.python is not None or reward.name == "judge":
             self._callings[reward.canonical_json()] = check_function(
                 self._setup(reward, columns, label_key, tried=True), self.place(reward)
@@ -228,7 +239,7 @@ class Scorers:
     ) -> Setup:
         judge = None
         if reward.name == "judge":
-            judge = JudgeSetup(judge_of(self._judges, reward), self._seed, columns, tried)
+            judge = JudgeSetup(judge_of(self._judges, reward), self.seed, columns, tried)
         return Setup(
             reward.name,
             reward.python,
