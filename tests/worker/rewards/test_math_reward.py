@@ -9,6 +9,7 @@ an empty one; TRL was given the label in dollars. Pairs without `peers_right` we
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from pathlib import Path
@@ -42,6 +43,32 @@ def test_every_pair_is_judged_right_and_soon() -> None:
         if score != pair["right"] or seconds > SECONDS:
             wrong.append((pair["kind"], pair["response"], pair["label"], pair["right"], score, seconds))
     assert not wrong
+
+
+_PIECES = r"\ { } _ ^ ! | ( ) [ ] $ % , ; \frac \sqrt \text{ \begin{cases} \end{cases} \pm \cup \\ U & ° ' ① 𝟕"
+PIECES = [*_PIECES.split(), "\x00"]
+MUTANTS = 1500
+
+
+def mutated(text: str, draws: random.Random) -> str:
+    for _ in range(draws.randint(1, 4)):
+        at = draws.randint(0, len(text))
+        if draws.random() < 0.5:
+            text = text[:at] + draws.choice(PIECES) + text[at:]
+        else:
+            text = text[:at] + text[at + draws.randint(1, 5) :]
+    return text
+
+
+def test_no_mutant_of_an_answer_raises() -> None:
+    draws = random.Random(43)
+    for _ in range(MUTANTS):
+        pair = draws.choice(PAIRS)
+        answer = mutated(pair["label"], draws)
+        try:
+            assert math(f"\\boxed{{{answer}}}", pair["label"]) in (0.0, 1.0)
+        except Exception as error:
+            raise AssertionError((answer, pair["label"])) from error
 
 
 ANSWERS = {

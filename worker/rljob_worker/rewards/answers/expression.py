@@ -115,7 +115,7 @@ class _Parser:
     def whole(self) -> Node:
         node = self._sum()
         if self._at != len(self._tokens):
-            raise NotAnExpressionError(self._tokens[self._at].text)
+            raise NotAnExpressionError(self._peek().text)
         return node
 
     def _peek(self) -> _Token:
