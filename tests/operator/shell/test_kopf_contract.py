@@ -15,6 +15,7 @@ import rljob_operator
 from rljob_operator.shell.api.metrics import OperatorMetrics
 from rljob_operator.shell.caches.informer import Informer, WatchTimes
 from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.kopf import handlers
 from rljob_operator.shell.kopf.settings import kopf_settings
 
 
@@ -24,6 +25,14 @@ def test_one_private_name_is_used_in_one_place() -> None:
     assert {name: names for name, names in found.items() if names} == {
         "shell/kopf/process.py": ["kopf._cogs.structs.references"]
     }
+
+
+def test_kopf_has_one_handler_of_objects() -> None:
+    """Another one would see no event after the first list: those go to the caches past Kopf (`Informer.takes`)."""
+    registry = kopf.get_default_registry()
+    assert {handler.fn for handler in registry._watching.get_all_handlers()} == {handlers.learn}
+    for others in (registry._changing, registry._spawning, registry._indexing):
+        assert not list(others.get_all_handlers())
 
 
 def test_kinds_can_be_named_to_kopf() -> None:

@@ -36,7 +36,7 @@ class WatchTimes:
 
 
 class Informer(Generic[Item, Value]):
-    """One kind, in one namespace or in all: Kopf's handlers bring its objects, the transport what surrounds them.
+    """One kind, in one namespace or in all: Kopf's handlers bring the objects of its lists, the transport the rest.
 
     Kopf tells handlers neither where a list ends nor what a new list no longer shows; the transport sees both. A list
     counts as read when every object in it came to the handler. It takes the place of what was known: what it did not
@@ -174,6 +174,21 @@ class Informer(Generic[Item, Value]):
         if self._failures:
             seconds = min(self.times.first_pause * 2.0 ** (self._failures - 1), self.times.longest_pause)
             await asyncio.sleep(seconds * random.uniform(2 - LONGEST_SHARE, LONGEST_SHARE))
+
+    def takes(self, kind: str, item: Item) -> bool:
+        """Take an event in without Kopf, which has a task, a queue and a batch for each object; whether that is done.
+
+        Not while a list is taken in, which Kopf brings. After it the order does not matter: of two states, and of a
+        state and a deletion, the cache keeps the newer one. What cannot be read is left to the handler, whose failures
+        Kopf logs.
+        """
+        if self._awaited or not self.synced.is_set():
+            return False
+        try:
+            self.take(kind, item)
+        except Exception:
+            return False
+        return True
 
     # --- what the handlers bring ------------------------------------------------------------
 

@@ -30,7 +30,10 @@ async def log_in(memo: kopf.Memo, **_: object) -> kopf.AiohttpSession:
 async def learn(
     event: kopf.RawEvent, resource: kopf.Resource, namespace: str | None, memo: kopf.Memo, **_: object
 ) -> None:
-    """Keep the caches as the cluster is; a job that this changes is put into the queue."""
+    """Keep the caches as the cluster is; a job that this changes is put into the queue.
+
+    Objects of lists come this way, and events while a list is taken in; all others go from the transport to the caches.
+    """
     memo.informers.take(resource.group, resource.plural, namespace, event)
 
 
