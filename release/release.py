@@ -123,6 +123,7 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
     print((given.output / SUMS).read_text(encoding="utf-8"), end="")
+    print(f"files in {given.output}; nothing was published (docs/install.md: what each is for)")
     return 0
 
 
