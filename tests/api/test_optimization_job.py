@@ -42,7 +42,7 @@ REFUSED = {
     "a number for a text": ("spec.parameters.0.searchSpace.logUniform.max", 1e-4, "of type '?string"),
     "a field that there is not": ("spec.trialTemplate", {}, "Additional properties|unknown field"),
 }
-"""What is wrong -> the path in the recipe, its value, and what a reader of the schema or an API server says."""
+"""A fault -> the path in the recipe, its value, and the words of a reader of the schema or of an API server."""
 
 
 def crd(kind: str) -> dict[str, Any]:
