@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from example_runs import run_example
+from example_runs import ONE_THREAD, run_example
 from figures import Figure, report
 
 from rljob_api.metrics import REWARD_KEY
@@ -50,8 +50,8 @@ def smooth(found: np.ndarray) -> float:
 
 def quickstart(folder: Path) -> list[Figure]:
     """Hold the first steps to Megatron's, and all of them to the same goal."""
-    fsdp = run_example("quickstart", folder, "quickstart", [FSDP])
-    megatron = run_example("quickstart", folder, "megatron", [f"spec.steps={FIRST_STEPS}"])
+    fsdp = run_example("quickstart", folder, "quickstart", [FSDP, ONE_THREAD])
+    megatron = run_example("quickstart", folder, "megatron", [f"spec.steps={FIRST_STEPS}", ONE_THREAD])
     ours, theirs = (values(records[:FIRST_STEPS], NORM) for records in (fsdp, megatron))
     apart = float(np.max(np.abs(ours / theirs - 1)))
     return [
@@ -77,8 +77,8 @@ def ppo(folder: Path) -> list[Figure]:
 
 def vision(folder: Path) -> list[Figure]:
     """Learn colours of squares, and of those in other rows' pictures."""
-    steps = "spec.steps=60"
-    seen = run_example("vision", folder, "vision", [steps])
+    steps = ["spec.steps=60", ONE_THREAD]
+    seen = run_example("vision", folder, "vision", steps)
     drawn = color_rows(SyntheticData(task="NameColor", symbols=COLORS, answer_symbols=ANSWER, rows=ROWS))
     with open(folder / "swapped.jsonl", "w") as file:
         for number, ((name, _), (_, picture)) in enumerate(pairwise([*drawn, drawn[0]])):
@@ -89,7 +89,7 @@ def vision(folder: Path) -> list[Figure]:
         f"spec.data={{path: {folder}/swapped.jsonl, promptKey: prompt, labelKey: label, imageKey: images,"
         " applyChatTemplate: true}"
     )
-    swapped = run_example("vision", folder, "swapped", [steps, data])
+    swapped = run_example("vision", folder, "swapped", [*steps, data])
     return [
         Figure("colours of pictures: mean reward", "ten steps", smooth(values(seen, REWARD_KEY)), 0.9),
         Figure(

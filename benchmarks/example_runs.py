@@ -11,6 +11,8 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.records.steps import read_steps
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+ONE_THREAD = "spec.resources.threadsPerDevice=1"
+"""Where what is learned counts, not how fast: threads that wait for each other spin on a machine that others use."""
 SECONDS = 3600
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from example_runs import run_example
+from example_runs import ONE_THREAD, run_example
 from figures import Figure, report
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -42,7 +42,7 @@ OF_FULL, STAYS = 0.8, 0.05
 
 def rewards(folder: Path, name: str, steps: int, settings: tuple[str, ...]) -> np.ndarray:
     """Mean reward of each step of a run."""
-    common = ("spec.training.backend=FSDP", f"spec.steps={steps}", "spec.checkpoint.everySteps=50")
+    common = ("spec.training.backend=FSDP", ONE_THREAD, f"spec.steps={steps}", "spec.checkpoint.everySteps=50")
     found = np.array(
         [record.metrics[REWARD_KEY] for record in run_example(EXAMPLE, folder, name, (*common, *settings))]
     )
