@@ -12,7 +12,7 @@ from rljob_worker.records.steps import read_steps
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ONE_THREAD = "spec.resources.threadsPerDevice=1"
-"""Where what is learned counts, not how fast: threads that wait for each other spin on a machine that others use."""
+"""For runs whose learning counts, not speed: threads that wait for each other spin on a machine that others use."""
 SECONDS = 3600
 
 

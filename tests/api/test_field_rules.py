@@ -238,6 +238,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["data.imageKey=images", "training={backend: FSDP}", "algorithm={name: ppo}"], ["spec.algorithm.name"]),
     (["data.imageKey=images", "training={backend: FSDP}", *DISTILL], ["spec.algorithm.name"]),
     (["data={synthetic: {task: Copy}, imageKey: images}", "training={backend: FSDP}"], ["spec.data.imageKey"]),
+    ([*TOOLS, "data.imageKey=images", "training={backend: FSDP}"], ["spec.data.imageKey"]),
     (
         [*TOOLS, "data.path=null", "data.synthetic={task: NameColor}", "training={backend: FSDP}"],
         ["spec.data.environment"],

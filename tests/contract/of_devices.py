@@ -25,7 +25,7 @@ REBUILD_PARAMETERS = (
 
 _ACCELERATOR, _NPU, _CUDA = "devices/accelerator.py", "devices/npu.py", "devices/cuda.py"
 _LIBRARY, _CHECKS, _IPC, _ROLES = "memory/saver_library.py", "memory/saver_checks.py", "devices/ipc.py", "roles.py"
-_KINDS = "devices/kinds.py"
+_KINDS, _OVERLAP = "devices/kinds.py", "devices/overlap.py"
 
 
 def _npu(name: str, file: str, why: str, *parameters: str, used_in: str = _ACCELERATOR) -> Contract:
@@ -49,6 +49,14 @@ _LIB = "torch_npu/lib/libtorch_npu.so"
 _REGISTRY = "torch_npu/_init/registry/distributed.py"
 _MEMORY, _INIT, _UTILS = "torch_npu/npu/memory.py", "torch_npu/npu/__init__.py", "torch_npu/npu/utils.py"
 
+_STREAMS = "torch_npu/npu/streams.py"
+_OF_STREAMS = (
+    ("Stream.wait_stream", "copies begin after what was computed before", "stream"),
+    ("Stream.record_event", "a place in a queue"),
+    ("Stream.synchronize", "the host waits for what is queued"),
+    ("Event.wait", "one queue waits for a place in the other", "stream"),
+)
+
 _TORCH_NPU = (
     _npu("device_count", _INIT, "how many devices the process sees"),
     _npu("set_device", _UTILS, "the device of this thread", "device"),
@@ -56,6 +64,22 @@ _TORCH_NPU = (
     _npu("mem_get_info", _INIT, "(free, total) bytes of the whole device", "device"),
     _npu("memory_reserved", _MEMORY, "bytes that torch's allocator holds", "device"),
     _npu("synchronize", _UTILS, "before memory is unmapped or freed", "device"),
+    _npu("current_stream", _UTILS, "computes; copies of an offloaded state go beside it", "device", used_in=_OVERLAP),
+    _npu("Stream", _STREAMS, "copies go through one of their own", used_in=_OVERLAP),
+    _npu("stream", _UTILS, "work is queued on it", "stream", used_in=_OVERLAP),
+    *(
+        Contract(
+            Source.TORCH_NPU,
+            Kind.FUNCTION,
+            f"streams.{name}",
+            _STREAMS,
+            _OVERLAP,
+            why,
+            tuple(parameters),
+            executed=True,
+        )
+        for name, why, *parameters in _OF_STREAMS
+    ),
     _npu("empty_cache", _MEMORY, "gives free blocks back before sleep"),
     _npu("host_empty_cache", _MEMORY, "gives cached pinned host memory back after sleep and export", used_in=_NPU),
     _npu("MemPool", _MEMORY, "memory that is never mixed with other memory", "allocator"),
@@ -253,6 +277,13 @@ _TORCH = (
     _torch("cuda.set_device", _CUDA_INIT, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.get_device_properties", _CUDA_INIT, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.synchronize", _CUDA_INIT, _ACCELERATOR, "as on NPUs", "device"),
+    _torch("cuda.current_stream", _CUDA_INIT, _OVERLAP, "as on NPUs", "device"),
+    _torch("cuda.Stream", "torch/cuda/streams.py", _OVERLAP, "as on NPUs"),
+    _torch("cuda.stream", _CUDA_INIT, _OVERLAP, "as on NPUs", "stream"),
+    *(
+        _torch(f"streams.{name}", "torch/cuda/streams.py", _OVERLAP, "as on NPUs", *parameters)
+        for name, _, *parameters in _OF_STREAMS
+    ),
     _torch("cuda.mem_get_info", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.memory_reserved", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.empty_cache", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs"),

@@ -12,6 +12,14 @@ _NOT = {
     "from apex.optimizers import FusedAdam as Adam",
     # Nothing was resumed.
     "cuda.random.set_rng_state",
+    # No state was offloaded.
+    "cuda.current_stream",
+    "cuda.Stream",
+    "cuda.stream",
+    "streams.Stream.wait_stream",
+    "streams.Stream.record_event",
+    "streams.Stream.synchronize",
+    "streams.Event.wait",
 }
 
 

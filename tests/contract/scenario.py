@@ -9,14 +9,16 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
+from unittest import mock
 
 import pytest
 import torch
 from sync_cases import KeepingEngineOnDevice, model_weights, pieces_for, plan_for
 
-from rljob_api.spec import MemorySaverMode
+from rljob_api.spec import MemorySaverMode, OptimizerSpec
 from rljob_worker.devices import get_device
 from rljob_worker.devices.checksum import device_checksum
 from rljob_worker.devices.npu import NpuDevice
@@ -24,6 +26,8 @@ from rljob_worker.memory.saver_checks import verified_torch_saver
 from rljob_worker.memory.sleeping import SleepingMemory
 from rljob_worker.memory.states import MemorySaver, MemorySaverState, MemoryShortage, TransitionRefused
 from rljob_worker.memory.torch_saver import TorchMemorySaver
+from rljob_worker.trainer import state_buckets
+from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.routes import HostRoute
@@ -33,6 +37,7 @@ MIB = 1024**2
 MODE = MemorySaverMode(os.environ["TMS_HOOK_MODE"])
 SYNC_SECONDS = 60.0
 BUCKET = 6000
+ROWS = {"a": (50, 100), "b": (70, 100), "norm": (30,), "c": (40, 100), "d": (20, 100), "bias": (10,)}
 VERSIONS = (1, 2, 3)
 
 
@@ -163,6 +168,23 @@ def threads() -> None:
     assert float(slot[-1]) == 1.0
     machine.resume()
     print("apart")
+
+
+def offload() -> None:
+    """A state on the host, in buckets through two buffers, gives the bits of one on the device."""
+    device, *_ = start()
+    found = []
+    for overlap in (None, device.overlap):
+        values = torch.Generator().manual_seed(1)
+        rows = {name: torch.randn(shape, generator=values).to("npu") for name, shape in ROWS.items()}
+        with mock.patch.object(state_buckets, "BUCKET_ELEMENTS", BUCKET):
+            made = ShardedAdamW(rows, OptimizerSpec(weightDecay=0.1), nullcontext, overlap=overlap)
+        assert all(flat.device.type == ("cpu" if overlap else "npu") for flat in [*made.flats, made.steps])
+        for _ in range(3):
+            made.step({name: torch.randn(shape, generator=values).to("npu") for name, shape in ROWS.items()}, 1e-2)
+        found.append([tensor.cpu() for tensor in (*rows.values(), *made.flats, made.steps)])
+    assert all(map(torch.equal, *found))
+    print("same")
 
 
 def share() -> None:

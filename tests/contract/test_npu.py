@@ -103,6 +103,8 @@ def test_what_the_register_calls_executed_is_called(outcomes: dict[str, Future[D
     named = {c.plain for c in here if c.kind is Kind.FUNCTION or c.name.startswith("_npu_")}
     # The test of shared tensors calls it, the one of short memory the limit, and jobs the rest.
     elsewhere = {"rebuild_npu_tensor", "set_per_process_memory_fraction"}
+    # The test of an offloaded state.
+    elsewhere |= {"current_stream", "Stream", "stream", "wait_stream", "record_event", "wait"}
     of_jobs = {"npu_fusion_attention_forward", "npu_swiglu_meta", "get_rng_state"}
     assert named - called == elsewhere | of_jobs
     assert "LD_PRELOAD detected, FunctionLoader prefers RTLD_DEFAULT" in cycles[0]
@@ -134,6 +136,13 @@ def test_a_memory_saver_that_would_not_work_is_refused_before_anything_is_built(
     done = outcomes[case].result()
     assert done.returncode == 1
     assert REFUSALS[case][1] in done.stderr, done.stderr
+
+
+def test_an_offloaded_state_goes_through_two_buffers_beside_what_is_computed(cann: Cann) -> None:
+    done = run(cann, "offload", CALLED="1")
+    assert (done.returncode, said(done)) == (0, ["same"]), done.stderr
+    called = set(done.stderr.splitlines()[-1].split())
+    assert {"current_stream", "stream", "Stream.wait_stream", "Stream.record_event", "Event.wait"} <= called
 
 
 def test_a_shared_tensor_crosses_processes_while_the_rest_sleeps(cann: Cann) -> None:

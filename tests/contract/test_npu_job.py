@@ -35,19 +35,20 @@ EXPERTS = {
     "tie_word_embeddings": False,
 }
 TRAINING = {"precision": "fp32", "optimizer": {"lr": 1.0e-3}}
+OFFLOADED = {"optimizer": {"lr": 1.0e-3, "hostOffload": True}}
 JOBS: dict[str, dict[str, Any]] = {
     "two replicas, two engines": {"steps": 20, "rollout": ROLLOUT, "training": TRAINING},
     "experts, one engine over both": {
         "steps": 3,
         "model": {"random": {"seed": 0, "config": EXPERTS}},
         "rollout": ROLLOUT | {"tensorParallel": DEVICES},
-        "training": TRAINING | {"expertParallel": DEVICES},
+        "training": TRAINING | OFFLOADED | {"expertParallel": DEVICES},
     },
     "a shard of FSDP each": {"steps": 3, "rollout": ROLLOUT, "training": TRAINING | {"backend": "FSDP"}},
     "half of each of FSDP's rows": {
         "steps": 3,
         "rollout": ROLLOUT,
-        "training": TRAINING | {"backend": "FSDP", "contextParallel": DEVICES},
+        "training": TRAINING | OFFLOADED | {"backend": "FSDP", "contextParallel": DEVICES},
     },
     "engines with graphs": {"steps": 3, "rollout": ROLLOUT, "training": TRAINING},
     "a trainer and an engine apart": {"steps": 3, "mode": "Disaggregated", "rollout": ROLLOUT, "training": TRAINING},

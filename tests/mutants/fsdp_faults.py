@@ -15,7 +15,8 @@ ATTENTION = "tests/worker/trainer/test_fsdp_attention.py"
 SEEING = "tests/worker/engine/test_pictures_on_engine.py::test_trainer_and_engine_see_the_same_pictures"
 MANY_TOKENS = "tests/worker/engine/test_pictures_on_engine.py::test_none_of_many_sampled_tokens_is_a_placeholder"
 CRITIC = "tests/worker/trainer/test_critic.py::test_values_advantages_and_updates_are_those_of_float64_loops"
-STATE = "tests/worker/trainer/test_trainer.py::test_an_offloaded_state_comes_a_bucket_at_a_time"
+BUFFERS = "tests/worker/trainer/test_state_buckets.py::test_any_order_that_a_device_may_take_gives_the_same_bits"
+STATE = "tests/worker/trainer/test_trainer.py::test_an_offloaded_state_comes_two_buckets_at_a_time"
 
 FSDP_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -199,6 +200,20 @@ FSDP_FAULTS: tuple[Fault, ...] = (
         "if place > first and held + size > BUCKET_ELEMENTS:",
         "if False:",
         STATE,
+    ),
+    Fault(
+        "a bucket that goes back before it is updated",
+        "worker/rljob_worker/trainer/state_buckets.py",
+        "overlap.copy(partial(_copy, bucket, home), updated)",
+        "overlap.copy(partial(_copy, bucket, home), None)",
+        BUFFERS,
+    ),
+    Fault(
+        "a bucket that is updated before it is there",
+        "worker/rljob_worker/trainer/state_buckets.py",
+        "partial(update, number, bucket), ready)",
+        "partial(update, number, bucket), None)",
+        BUFFERS,
     ),
     Fault(
         "a bucket that updates its neighbours too",

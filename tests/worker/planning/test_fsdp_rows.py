@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 import torch.distributed as dist
 from published_models import CONFIGS, PARAMETERS
 from support.architectures import ARCHITECTURES, BASE
+from support.brought import Brought
 from torch import Tensor, nn
 
 from rljob_api.spec import KlSpec, LoraSpec, RLJobSpec
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.errors import UserError
 from rljob_worker.models.adapters import add_adapters
 from rljob_worker.models.hf_model import build_hf_model
@@ -25,7 +28,9 @@ from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_train
 from rljob_worker.planning.job_shape import JobShape, job_shape, largest_micro_batch
 from rljob_worker.planning.memory import handed_over
 from rljob_worker.planning.plan import plan_memory
+from rljob_worker.trainer import state_buckets
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
+from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.fsdp.pieces import rows_of
 
 ONE = JobShape("cpu", ParallelLayout(), per_node=1, engine_tp=1)
@@ -57,6 +62,25 @@ def test_rows_are_those_that_the_first_rank_has(name: str, shards: int) -> None:
     )
     state = fsdp_state(spec_of(), model, replace(ONE, trainers=layout))
     assert (state.weights, state.optimizer, state.gradients) == (4 * held, 8 * held, 0)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("bucket", [1000, 5000, 10**6])
+def test_an_offloaded_state_takes_two_buckets_of_the_device(
+    bucket: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_buckets, "BUCKET_ELEMENTS", bucket)
+    layout = ParallelLayout(shards, shards=shards)
+    model = build_hf_model(ARCHITECTURES["llama_tied"])
+    rows = {n: torch.zeros(len(rows_of(p.shape[0], layout)), *p.shape[1:]) for n, p in model.named_parameters()}
+    spec = spec_of()
+    state = ShardedAdamW(rows, spec.training.optimizer, nullcontext, overlap=CpuDevice().overlap)
+    with Brought() as brought:
+        state.step(rows, 1e-3)
+    planned = fsdp_state(spec, TransformersModel.from_hf(ARCHITECTURES["llama_tied"]), replace(ONE, trainers=layout))
+    # Beside a number of updates for each parameter.
+    assert 0.5 * planned.on_device < brought.peak <= planned.on_device + 4 * len(rows)
+    assert (planned.on_device == planned.optimizer) == (bucket == 10**6)
 
 
 class Echo(dist.ProcessGroup):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from support.brought import Brought
 
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.sleeping import Region
 from rljob_worker.trainer import state_buckets
@@ -169,11 +170,12 @@ class _StateOnHost(OptimizerState):
 
     seen: dict[str, int]
 
-    def __init__(self, optimizer: Any, ddp: Any, region: Region, *, on_host: bool) -> None:
-        assert not on_host, "on the CPU there is nowhere to move it"
-        super().__init__(optimizer, ddp, region, on_host=True)
+    def __init__(self, optimizer: Any, ddp: Any, region: Region, *, overlap: None) -> None:
+        assert overlap is None, "on the CPU there is nowhere to move it"
+        super().__init__(optimizer, ddp, region, overlap=CpuDevice().overlap)
         sizes = [sum(entry.main.numel() for entry in self._entries[bucket]) for bucket in self._buckets]
-        _StateOnHost.seen = {"tensors": len(self.flats), "bucket": max(sizes), "all": sum(sizes), "peak": 0}
+        buffers = max(sizes[0::2]) + max(sizes[1::2])
+        _StateOnHost.seen = {"tensors": len(self.flats), "buffers": buffers, "all": sum(sizes), "peak": 0}
 
     def apply(self) -> None:
         with Brought() as brought:

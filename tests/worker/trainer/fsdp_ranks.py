@@ -21,6 +21,7 @@ import torch
 from cases import MANY_TERMS, SAMPLING, Result, make_batch, make_spec, same, step
 
 from rljob_worker.algorithms.output_layer import Blocks
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.arena import Arena
 from rljob_worker.models import adapters
@@ -204,9 +205,9 @@ def non_finite(trainer: Trainer, _folder: Path) -> Result:
 
 def on_host(*args: Any, **kwargs: Any) -> optimizer.ShardedAdamW:
     """The optimizer as on a device with memory of its own, and in many buckets."""
-    assert not kwargs.pop("on_host"), "on the CPU there is nowhere to move it"
+    assert kwargs.pop("overlap") is None, "on the CPU there is nowhere to move it"
     with mock.patch.object(state_buckets, "BUCKET_ELEMENTS", 10_000):
-        made = optimizer.ShardedAdamW(*args, **kwargs, on_host=True)
+        made = optimizer.ShardedAdamW(*args, **kwargs, overlap=CpuDevice().overlap)
     assert len(made._buckets) > 2
     return made
 

@@ -26,12 +26,13 @@ from rljob_worker.devices.checksum import (
     end_checksums,
 )
 from rljob_worker.devices.ipc import export_tensor, import_tensor
+from rljob_worker.devices.overlap import StreamModule, TwoStreams
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
 from rljob_worker.host.memory import MemoryInfo
 
 
-class DeviceModule(Protocol):
+class DeviceModule(StreamModule, Protocol):
     """Functions of `torch.cuda` and `torch.npu` that are used. Devices are numbered among those that the process
     sees."""
 
@@ -164,6 +165,10 @@ class AcceleratorDevice(ABC):
     def synchronize(self) -> None:
         """Wait for all streams."""
         self._module.synchronize(self._logical)
+
+    def overlap(self) -> TwoStreams:
+        """See `Device`."""
+        return TwoStreams(self._module, self._logical)
 
     def empty_cache(self) -> None:
         """Free unreachable tensors and give cached blocks back.

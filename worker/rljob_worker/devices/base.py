@@ -11,6 +11,7 @@ import torch
 from torch.distributed import BroadcastOptions, Store, Work
 
 from rljob_worker.devices.checksum import BegunChecksum
+from rljob_worker.devices.overlap import Overlap
 from rljob_worker.host.memory import MemoryInfo
 
 
@@ -112,6 +113,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device is done."""
+        ...
+
+    def overlap(self) -> Overlap:
+        """Copies beside what is computed, both after what this thread asked for so far."""
         ...
 
     def empty_cache(self) -> None:

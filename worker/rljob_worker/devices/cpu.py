@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroupGloo, Store
 from rljob_worker.devices import shared_pages
 from rljob_worker.devices.base import Group
 from rljob_worker.devices.checksum import BegunChecksum
+from rljob_worker.devices.overlap import InTurn
 from rljob_worker.host.memory import HostMemory, MemoryInfo
 
 
@@ -61,6 +62,10 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Nothing to wait for: operators on the CPU have finished when they return."""
+
+    def overlap(self) -> InTurn:
+        """See `Device`: one after the other."""
+        return InTurn()
 
     def empty_cache(self) -> None:
         """Free unreachable tensors and hand the C heap's free pages back."""

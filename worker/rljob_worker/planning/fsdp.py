@@ -26,7 +26,7 @@ from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState
 from rljob_worker.tensor_slice import storage_of
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
-from rljob_worker.trainer.state_buckets import largest_bucket
+from rljob_worker.trainer.state_buckets import most_elements
 
 if TYPE_CHECKING:
     from rljob_worker.models.hf_model import HfModel
@@ -52,7 +52,7 @@ def fsdp_state(spec: RLJobSpec, model: TransformersModel, job: JobShape) -> Trai
         gradients=0,
         optimizer=2 * sum(trained) * _FP32,
         exchanged=0,
-        on_device=2 * largest_bucket(sum(trained), max(trained)) * _FP32,
+        on_device=2 * most_elements(sum(trained), trained) * _FP32,
         merging=_merging(spec, model),
     )
 

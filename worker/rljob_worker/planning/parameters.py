@@ -11,7 +11,7 @@ from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import HEAD, embedding, final_norm, hf_manifest, layer_prefix
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.planning.job_shape import JobShape
-from rljob_worker.trainer.state_buckets import largest_bucket
+from rljob_worker.trainer.state_buckets import BUFFERS, most_elements
 
 _FP32 = 4
 
@@ -26,8 +26,8 @@ class RankParameters:
     """Sharded over `expert_dp` ranks."""
     largest: int
     """Elements of its largest tensor."""
-    at_once: int
-    """Elements of Megatron's largest parameter, at most: it may be two tensors of a layer."""
+    at_once: tuple[int, ...]
+    """Elements of Megatron's two largest parameters, at most: one may be two tensors of a layer."""
 
     @property
     def total(self) -> int:
@@ -44,7 +44,8 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
     buffers (to 64 elements a parameter, `lcm(dp, 128)` a buffer) is left out: less than 1 % of any real model.
     """
     layers = tuple(layer_prefix(model, layer) for layer in job.layers(model, stage))
-    dense = experts = largest = in_layers = 0
+    dense = experts = in_layers = 0
+    outside: list[int] = []
     for name, shape in hf_manifest(model):
         count = math.prod(shape)
         if name in (embedding(model), HEAD):
@@ -53,7 +54,7 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
                 stage == job.trainers.pp - 1 and (name == HEAD or (model.tied_embeddings and job.trainers.pp > 1))
             )
             dense += count * copies
-            largest = max(largest, count * bool(copies))
+            outside += [count] * copies
             continue
         if name == final_norm(model) or name in model.value_head:
             dense += count * (stage == job.trainers.pp - 1)
@@ -70,7 +71,8 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
             in_layers = max(in_layers, count // job.trainers.tp)
     # All experts are alike, so those of one rank are this part of all.
     experts //= job.trainers.ep * job.trainers.expert_tp
-    return RankParameters(dense, experts, max(largest, in_layers), max(largest, 2 * in_layers))
+    at_once = tuple(sorted([*outside, 2 * in_layers, 2 * in_layers])[-BUFFERS:])
+    return RankParameters(dense, experts, max([*outside, in_layers]), at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def training_state(parameters: RankParameters, job: JobShape, precision: Precisi
             parameters.dense if job.trainers.dp > 1 else 0,
             parameters.experts if job.trainers.expert_dp > 1 else 0,
         ),
-        on_device=flats * largest_bucket(round(own), parameters.at_once) * _FP32,
+        on_device=flats * most_elements(round(own), parameters.at_once) * _FP32,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from rljob_api.spec import OptimizerSpec
+from rljob_worker.devices.overlap import Overlap
 from rljob_worker.memory.sleeping import Region
-from rljob_worker.trainer.state_buckets import buckets
+from rljob_worker.trainer.state_buckets import buckets, update_through_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,27 @@ class ShardedAdamW:
         rows: this rank's fp32 rows of each parameter, which are updated in place.
         spec: the job's optimizer.
         region: where the state sleeps.
-        on_host: it lives in pinned host memory, and is on the device bucket by bucket during an update alone.
+        overlap: the device's, if it lives in pinned host memory, and is on the device bucket by bucket during an update
+            alone.
     """
 
-    def __init__(self, rows: Mapping[str, Tensor], spec: OptimizerSpec, region: Region, *, on_host: bool) -> None:
+    def __init__(
+        self,
+        rows: Mapping[str, Tensor],
+        spec: OptimizerSpec,
+        region: Region,
+        *,
+        overlap: Callable[[], Overlap] | None = None,
+    ) -> None:
         self._rows = dict(rows)
         self._spec = spec
-        device = next(iter(rows.values())).device
-        home, pinned = (torch.device("cpu"), device.type != "cpu") if on_host else (device, False)
-        self._on_host = on_host
+        self._device = device = next(iter(rows.values())).device
+        home, pinned = (torch.device("cpu"), device.type != "cpu") if overlap else (device, False)
+        self._overlap = overlap
         total = sum(tensor.numel() for tensor in rows.values())
         with region("backup"):
             self.flats = [torch.zeros(total, device=home, pin_memory=pinned) for _ in range(2)]
-            self.steps = torch.zeros(len(rows), device=home)
+            self.steps = torch.zeros(len(rows), device=home, pin_memory=pinned)
         self._buckets = list(_buckets(rows))
 
     @property
@@ -53,26 +62,29 @@ class ShardedAdamW:
         """By parameter, in model order."""
         found: dict[str, RowsState] = {}
         for bucket in self._buckets:
-            found |= self._states(bucket, [flat[bucket.span] for flat in self.flats], self.steps[bucket.places])
+            found |= self._states(bucket, self._home(bucket))
         return found
 
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         """Update all rows, given the gradient of each."""
-        for bucket in self._buckets:
-            self._update(bucket, gradients, learning_rate)
 
-    def _update(self, bucket: _Bucket, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """Update one bucket; its state leaves the device when this returns, before the next one comes."""
-        homes = [*(flat[bucket.span] for flat in self.flats), self.steps[bucket.places]]
-        device = self._rows[bucket.names[0]].device
-        here = [home.to(device, copy=True) for home in homes] if self._on_host else homes
-        self._step(self._states(bucket, here[:2], here[2]), gradients, learning_rate)
-        if self._on_host:
-            for home, tensor in zip(homes, here, strict=True):
-                home.copy_(tensor)
+        def update(number: int, here: list[Tensor]) -> None:
+            self._step(self._states(self._buckets[number], here), gradients, learning_rate)
 
-    def _states(self, bucket: _Bucket, flats: list[Tensor], steps: Tensor) -> dict[str, RowsState]:
+        homes = [self._home(bucket) for bucket in self._buckets]
+        if self._overlap:
+            update_through_buffers(homes, update, self._device, self._overlap)
+            return
+        for number, home in enumerate(homes):
+            update(number, home)
+
+    def _home(self, bucket: _Bucket) -> list[Tensor]:
+        """A bucket's part of the moments, and its updates so far."""
+        return [*(flat[bucket.span] for flat in self.flats), self.steps[bucket.places]]
+
+    def _states(self, bucket: _Bucket, tensors: list[Tensor]) -> dict[str, RowsState]:
         found: dict[str, RowsState] = {}
+        *flats, steps = tensors
         start = 0
         for index, name in enumerate(bucket.names):
             shape = self._rows[name].shape

@@ -260,7 +260,8 @@ def _sharded(
 def _optimizer(joined: Joined, shards: Shards, spec: OptimizerSpec) -> ShardedAdamW:
     # Host memory does not sleep: what is offloaded stays outside the memory saver.
     region: Region = nullcontext if spec.host_offload else joined.region
-    return ShardedAdamW(shards.trained, spec, region, on_host=spec.host_offload and joined.device.own_memory)
+    overlap = joined.device.overlap if spec.host_offload and joined.device.own_memory else None
+    return ShardedAdamW(shards.trained, spec, region, overlap=overlap)
 
 
 def _checked_files(

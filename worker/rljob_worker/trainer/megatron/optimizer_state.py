@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rljob_worker.devices.overlap import Overlap
 from rljob_worker.memory.sleeping import Region
-from rljob_worker.trainer.state_buckets import buckets
+from rljob_worker.trainer.state_buckets import buckets, update_through_buffers
 from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ class OptimizerState:
     """
 
     def __init__(
-        self, optimizer: ChainedOptimizer, ddp: DistributedDataParallel, region: Region, *, on_host: bool = False
+        self,
+        optimizer: ChainedOptimizer,
+        ddp: DistributedDataParallel,
+        region: Region,
+        *,
+        overlap: Callable[[], Overlap] | None = None,
     ) -> None:
         """Take over the state of a new optimizer.
 
@@ -51,20 +57,21 @@ class OptimizerState:
             optimizer: Megatron's chained distributed optimizers.
             ddp: the model that they update.
             region: where the tensors sleep.
-            on_host: they live in pinned host memory, and are on the device bucket by bucket in `apply` alone.
+            overlap: the device's, if they live in pinned host memory, and are on the device bucket by bucket in `apply`
+                alone.
         """
         names = {param: name for name, param in ddp.module.named_parameters()}
         self._optimizer, self._ddp = optimizer, ddp
         self._entries = list(_entries(optimizer, names))
-        self._on_host = on_host
+        self._overlap = overlap
         total = sum(entry.main.numel() for entry in self._entries)
         count = 3 if any(entry.owned for entry in self._entries) else 2
         self._device = self._entries[0].main.device if self._entries else torch.device("cpu")
-        home = torch.device("cpu") if on_host else self._device
-        pinned = on_host and self._device.type != "cpu"
+        home = torch.device("cpu") if overlap else self._device
+        pinned = overlap is not None and self._device.type != "cpu"
         with region("backup"):
             self.flats = [torch.zeros(total, dtype=torch.float32, device=home, pin_memory=pinned) for _ in range(count)]
-            self._steps = torch.zeros(len(self._entries), dtype=torch.float32, device=home)
+            self._steps = torch.zeros(len(self._entries), dtype=torch.float32, device=home, pin_memory=pinned)
         for entry in self._entries:
             if entry.owned:
                 self.flats[2][entry.span].copy_(entry.main)
@@ -84,7 +91,7 @@ class OptimizerState:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around an update: masters take gradients, wherever their values are."""
-        if self._on_host and self.owns_masters:
+        if self._overlap and self.owns_masters:
             # Of the same shape on the device, without memory: no value is read before its bucket comes.
             nothing = torch.zeros((), device=self._device)
             for entry in self._entries:
@@ -93,38 +100,40 @@ class OptimizerState:
         try:
             yield
         finally:
-            if self._on_host:
+            if self._overlap:
                 self._work_on(self._whole, self.flats, self._steps)
 
     def apply(self) -> None:
         """Update all parameters with the gradients that are ready; collective."""
-        if not self._on_host:
+        if self._overlap is None:
             self._optimizer.step_with_ready_grads()
             return
-        for bucket in self._buckets:
-            self._update(bucket)
+        homes = [self._home(bucket) for bucket in self._buckets]
+        update_through_buffers(homes, self._update, self._device, self._overlap)
         self._ddp.start_param_sync()
 
     @property
     def _whole(self) -> slice:
         return slice(0, len(self._entries))
 
-    @torch.no_grad()
-    def _update(self, bucket: slice) -> None:
-        """Update one bucket; its state leaves the device when this returns, before the next one comes."""
+    def _home(self, bucket: slice) -> list[Tensor]:
+        """A bucket's part of the flat tensors, and its updates so far."""
         entries = self._entries[bucket]
         span = slice(entries[0].span.start, entries[-1].span.stop)
-        homes = [*(flat[span] for flat in self.flats), self._steps[bucket]]
-        here = [home.to(self._device, copy=True) for home in homes]
+        return [*(flat[span] for flat in self.flats), self._steps[bucket]]
+
+    def _update(self, number: int, here: list[Tensor]) -> None:
+        """Update one bucket, whose state is here; no parameter refers to it afterwards."""
+        bucket = self._buckets[number]
+        entries = self._entries[bucket]
         self._work_on(bucket, here[:-1], here[-1], gradients=[entry.main.grad for entry in entries])
         with _alone(entries):
             entries[0].inner.step()
         for entry in entries:
             if entry.owned:
                 entry.of_model().copy_(entry.main)
-        for home, tensor in zip(homes, here, strict=True):
-            home.copy_(tensor)
-        self._work_on(bucket, homes[:-1], homes[-1])
+        home = self._home(bucket)
+        self._work_on(bucket, home[:-1], home[-1])
 
     def _work_on(
         self,

@@ -171,7 +171,8 @@ def _built(
     optimizer = build_optimizer(ddp, training, device.process_group_backend)
     offload = training.optimizer.host_offload
     # Host memory does not sleep: what is offloaded stays outside the memory saver.
-    state = OptimizerState(optimizer, ddp, nullcontext if offload else region, on_host=offload and device.own_memory)
+    overlap = device.overlap if offload and device.own_memory else None
+    state = OptimizerState(optimizer, ddp, nullcontext if offload else region, overlap=overlap)
     return RankState(
         layout=layout,
         groups=joined.groups,
