@@ -28,7 +28,6 @@ PROCESSES = 2
 PROGRAMS = {"Stdin": "print(int(input()) + {0})", "Calls": "def f(n):\n    return n + {0}"}
 BOMBS = {
     "forks": "import os\nwhile True:\n    os.fork()",
-    "threads": "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
     "10 GB": "held = [bytes(2**20) for _ in range(10 * 2**10)]",
     "10^9 lines": "for number in range(10**9):\n    print(number)",
     "10,000 files": "for number in range(10_000):\n    open(str(number), 'w').close()",
