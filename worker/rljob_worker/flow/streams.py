@@ -18,7 +18,8 @@ from rljob_worker.types import BoolArray, FloatArray, IntArray
 
 NO_VERSION = -1
 """In `TokenStream.versions`: a token that no weights sampled."""
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_INT64: np.dtype[np.int64] = np.dtype(np.int64)
+_FLOAT32: np.dtype[np.float32] = np.dtype(np.float32)
 _NOT_SAMPLED = np.array([np.nan], _FLOAT32).tobytes()
 _new, _set = object.__new__, object.__setattr__
 
