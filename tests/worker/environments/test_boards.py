@@ -113,6 +113,7 @@ def test_an_answer_of_a_megabyte_is_read_at_once() -> None:
     for form in Form:
         for part in ("<think>", "</think> ", "<answer>", " Left ", "<think></think>"):
             Actions(ALL, form).number("<think>" + part * 100_000)
+        Actions(ALL, form).number("<think></think><answer>" + " " * 1_000_000)
 
 
 def test_an_answer_that_is_no_action_costs_and_is_told() -> None:

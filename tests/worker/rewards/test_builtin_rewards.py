@@ -117,7 +117,21 @@ def test_gsm8k(response: str, label: str, strict: float, flexible: float) -> Non
 
 @pytest.mark.parametrize(
     "label",
-    ["", "seventy-two", "72 #### none", "#### " + "7" * 65, "3:30", "1-2", "x = 7", "7^2", "3 1/2", "1 000", "5e3"],
+    [
+        "",
+        "seventy-two",
+        "72 #### none",
+        "#### " + "7" * 65,
+        "3:30",
+        "1-2",
+        "x = 7",
+        "7^2",
+        "3 1/2",
+        "1 000",
+        "5e3",
+        "72 " + "a" * 64 + "!",
+        "72" + " a" * 64 + "!",
+    ],
 )
 def test_gsm8k_needs_a_number_in_the_label(label: str) -> None:
     with pytest.raises(ValueError, match="the label has no number"):

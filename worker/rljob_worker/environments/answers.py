@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from rljob_api.environments import Form
 
-_ANSWER = re.compile(r"<answer>\s*([^<>]*?)\s*</answer>")
-_THINK = re.compile(r"\s*<think>(?:(?!</think>).)*</think>\s*<answer>\s*([^<>]*?)\s*</answer>\s*", re.DOTALL)
+# White space around an answer is taken off afterwards: patterns for it would look at a long run again and again.
+_ANSWER = re.compile(r"<answer>([^<>]*)</answer>")
+_THINK = re.compile(r"\s*<think>(?:(?!</think>).)*</think>\s*<answer>([^<>]*)</answer>\s*", re.DOTALL)
 
 
 class Actions:
@@ -36,7 +37,7 @@ class Actions:
             found = answers[-1] if answers else None
         elif match := _THINK.fullmatch(answer):
             found = match[1]
-        return None if found is None else self._numbers.get(found.lower())
+        return None if found is None else self._numbers.get(found.strip().lower())
 
     def written(self, number: int) -> str:
         """An action as a policy would write it."""

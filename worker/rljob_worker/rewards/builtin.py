@@ -77,7 +77,7 @@ _NUMBER_FIRST = re.compile(r"([-+]?) ?[$€£]? ?(-?\d[\d,]*(?:\.\d+)?|-?\.\d+)(
 _MINUS_SIGNS = str.maketrans("−－", "--")
 _GOES_ON = re.compile(r" ?\d+/\d| \d{3}(?!\d)|[eE^][+-]?\d|\^")
 _MARKUP = re.compile(r"\\(?:boxed|text|mathbf|textbf)\s*\{|[*_`{}()\\]")
-_AFTER_NUMBER = re.compile(r"[.%]?(?:[^\S\n]*[A-Za-z.]+)*")
+_AFTER_NUMBER = re.compile(r"[.%]?[A-Za-z.]*(?:[^\S\n]+[A-Za-z.]+)*")
 
 
 def _number_at(text: str) -> Fraction | None:

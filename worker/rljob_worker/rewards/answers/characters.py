@@ -63,12 +63,14 @@ _ARGUMENTS = r"((?:[^(){}]|(?<!\\)\{(?:[^{}]|\{[^{}]*+\})*+\})*+)"
 _OF_SEVERAL = re.compile(rf"\\?(?<![a-zA-Z])(gcd|lcm|max|min) ?(?:\({_ARGUMENTS}\)|\\\{{((?:[^(){{}}\\])*+)\\\}})")
 """A function of several numbers, whose commas separate neither answers nor thousands."""
 _SEPARATORS = re.compile(r"\\text\{\s*,?\s*(and|or|或|和)\s*,?\s*\}")
+_ONE_SPACE = re.compile(r"\s+")
+"""Runs of white space, at each of which a pattern would begin anew."""
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d])")
 
 
 def clean(text: str) -> str:
     """The text in one spelling, without spacing commands, fonts and delimiters of sizes."""
-    text = _unicode(text)
+    text = _ONE_SPACE.sub(" ", _unicode(text))
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z({\[$%])", r"\\", text)
     text = re.sub(r"(?<=[\w)}\]])\*\*(?=[\w({-])", "^", text)
@@ -77,7 +79,7 @@ def clean(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text).replace(r"\text{:}", ":").replace("{:}", ":")
     text = _LEFT_RIGHT.sub("", text)
     text = re.sub(r"(?<!\\)\\!|\\phantom\{[^{}]*\}|\\hspace\*?\{[^{}]*\}|\\label\{[^{}]*\}", "", text)
-    text = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", text)
+    text = _ONE_SPACE.sub(" ", re.sub(r"(?<!\\)\\[,;:> ]|~", " ", text))
     text = re.sub(r"\{([^{}]*)\\(choose|over)(?![a-zA-Z])([^{}]*)\}", _infix, text)
     text = _COMMAND.sub(_spell, text)
     text = _NUMBERS.sub(r"\1\\mathbb{\2}", text)
@@ -93,7 +95,7 @@ def clean(text: str) -> str:
     text = _OF_SEVERAL.sub(_of_two, text)
     text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text)
     text = _dollars(text)
-    return re.sub(r"\s+", " ", text).strip()
+    return _ONE_SPACE.sub(" ", text).strip()
 
 
 _CIRCLED = re.compile("[①-⑳](?:[,，、 ]*[①-⑳])*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 
 from rljob_worker.rewards.answers.expression import Node, NotAnExpressionError, number, parse
 from rljob_worker.rewards.answers.forms import Value
@@ -163,12 +164,14 @@ def _spaced_mixed(text: str) -> str:
     return re.sub(r"(?<![\d./])(\d+) (\d+) ?/ ?(\d+)(?![\d./])", r"\1\\frac{\2}{\3}", text)
 
 
+_MOST_STARTS = 200
+"""Places at which a unit may begin that are looked at."""
 _UNIT_STARTS = re.compile(r"\\text\{|[A-Za-zμΩ¢€£]+|[^\W\d_a-zA-Z]+")
 
 
 def quantity(text: str, spaced: bool) -> Value | None:
     """A number and its unit. `spaced`: a single letter right behind a digit counts as one."""
-    for found in _UNIT_STARTS.finditer(text):
+    for found in islice(_UNIT_STARTS.finditer(text), _MOST_STARTS):
         start = found.start()
         head, tail = text[:start].rstrip(), text[start:]
         if not head or text[start - 1 : start] == "\\" or not balanced(head):
