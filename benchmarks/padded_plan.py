@@ -13,6 +13,7 @@ import torch
 
 from rljob_worker.trainer.batches import MicroBatch, PackedBatch, Update
 from rljob_worker.trainer.objective import TokenValues
+from rljob_worker.trainer.planned_step import PlannedStep
 from rljob_worker.trainer.row_shares import share_of
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import IntArray, StepMetrics, TrainBatch
@@ -98,32 +99,32 @@ class PaddedSide:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        backend: Any = trainer._backend
-        self._pipeline, self._model = backend._pipeline, backend.rank.ddp.module
+        backend: Any = trainer.backend
+        self._pipeline, self._model = backend.pipeline, backend.rank.ddp.module
         self._rotary = self._model.rotary_pos_emb
 
-    def plan(self, batch: TrainBatch) -> list[Update]:
-        """The updates that the next call with this batch takes."""
+    def plan(self, batch: TrainBatch) -> PlannedStep:
+        """The step that the next call with this batch takes."""
         packed = PackedBatch(batch)
         lengths = np.maximum(packed.lengths - 1, 1)
         (groups,) = padded_ranks(lengths, 1, self._trainer.spec.training.max_tokens_per_micro_batch)
         rectangles = [rectangle(packed.micro_batch(group)) for group in groups]
-        return [Update(rectangles, int(packed.responses.sum()), len(packed))]
+        return PlannedStep(batch, [Update(rectangles, int(packed.responses.sum()), len(packed))])
 
     def train(self, batch: TrainBatch, *step: Any) -> StepMetrics:
         """Same as the trainer's own, in one update."""
-        self._trainer._planned = (batch, self.plan(batch))
+        self._trainer.planned = self.plan(batch)
         self._model.rotary_pos_emb = self._rotary.inner
-        self._pipeline._step = self._step
+        self._pipeline.forward_step, rows = self._step, self._pipeline.forward_step
         try:
             return self._trainer.train(batch, *step)
         finally:
-            del self._pipeline._step
+            self._pipeline.forward_step = rows
             self._model.rotary_pos_emb = self._rotary
 
     def _step(self, compute: Any, data: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[torch.Tensor, Any]:
         index, micro_batch = next(data)
-        self._pipeline._share, self._pipeline._wanted = share_of(micro_batch, 0, 1), compute.wanted
+        self._pipeline.expect(share_of(micro_batch, 0, 1), compute.wanted)
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

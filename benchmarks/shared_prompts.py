@@ -51,7 +51,7 @@ def make_batch(setting: str) -> TrainBatch:
 
 def tokens(trainer: Trainer, batch: TrainBatch) -> int:
     """That a step with this batch computes."""
-    return sum(row.input_ids.shape[1] for update in trainer._plan(batch) for row in update.micro_batches)
+    return sum(row.input_ids.shape[1] for update in trainer.plan(batch).updates for row in update.micro_batches)
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def main() -> int:
     arguments = parser.parse_args()
     size, batch = SETTINGS[arguments.setting], make_batch(arguments.setting)
     trainer, clock = timed_trainer(size, processor_time=arguments.processor_time)
-    backend: Any = trainer._backend
+    backend: Any = trainer.backend
     costs = {"alone": None, "shared": backend.segment_cost}
     seconds: dict[str, list[float]] = {side: [] for side in costs}
     counts: dict[str, int] = {}

@@ -98,7 +98,8 @@ def main() -> int:
             for name, value in zip(seconds, (rows - started, rectangles - rows, (ended - rectangles) * share)):
                 seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    counts = {"rows": len(trainer._plan(batch)[0].micro_batches), "padded": len(padded.plan(batch)[0].micro_batches)}
+    plans = {"rows": trainer.plan(batch), "padded": padded.plan(batch)}
+    counts = {name: len(plan.updates[0].micro_batches) for name, plan in plans.items()}
     print(json.dumps({"setting": arguments.setting, "threads": torch.get_num_threads(), "seconds": median} | counts))
     trainer.close()
     what = f"training step, 29 M parameters, `{arguments.setting}`"

@@ -53,8 +53,8 @@ REPLAY_FAULTS = (
     Fault(
         "the reference policy is routed as the engine was",
         "worker/rljob_worker/trainer/trainer.py",
-        "self._forward(updates, sampling, own_routing=True)",
-        "self._forward(updates, sampling)",
+        "self._forward(step.updates, sampling, own_routing=True)",
+        "self._forward(step.updates, sampling)",
         f"{TRAINER}::test_the_reference_policy_chooses_its_own_experts",
     ),
 )

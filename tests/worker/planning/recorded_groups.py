@@ -135,7 +135,7 @@ def main(rank: int, folder: Path, cases: list[str]) -> None:
         used.clear()
         trainer.train(batch(), SamplingParams(max_tokens=4), 1)
         names = names_of_groups()
-        backend: Any = trainer._backend
+        backend: Any = trainer.backend
         if backend.rank.cp_group is not None:
             names[id(backend.rank.cp_group)] = "context_parallel"
         result[case] = sorted(names[group] for group in used if group in names)

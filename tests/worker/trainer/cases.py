@@ -121,7 +121,7 @@ def step(trainer: Trainer, seed: int) -> StepMetrics:
 
 def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
     """This rank's share of the HF checkpoint."""
-    rank = trainer._backend.rank
+    rank = trainer.backend.rank
     return [
         (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone())
         for p in local_pieces(rank.ddp.module, rank.config, rank.layout)
@@ -131,7 +131,7 @@ def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int
 
 def state(trainer: Trainer) -> list[torch.Tensor]:
     """Copies of everything that training changes."""
-    rank = trainer._backend.rank
+    rank = trainer.backend.rank
     tensors = [*rank.parameters, *rank.state.flats, *(shard.step for shard in rank.state.shards)]
     return [tensor.clone() for tensor in tensors]
 
@@ -203,7 +203,7 @@ def stop_midway(process: Process, **training: Any) -> Result:
             thread.start()
             thread.join()
 
-    hook = trainer._backend.rank.ddp.module.decoder.register_forward_hook(count)
+    hook = trainer.backend.rank.ddp.module.decoder.register_forward_hook(count)
     stopped = False
     try:
         step(trainer, 1)
@@ -229,7 +229,7 @@ def stop_after_update(process: Process) -> Result:
     trainer = process.trainer(globalBatchSize=SAMPLES // 2)
     step(trainer, 0)
     before = state(trainer)
-    optimizer_step = trainer._backend.rank.optimizer.step_with_ready_grads
+    optimizer_step = trainer.backend.rank.optimizer.step_with_ready_grads
     changed = []
 
     def step_then_stop() -> bool:
@@ -238,14 +238,14 @@ def stop_after_update(process: Process) -> Result:
         trainer.request_stop()
         return done
 
-    trainer._backend.rank.optimizer.step_with_ready_grads = step_then_stop
+    trainer.backend.rank.optimizer.step_with_ready_grads = step_then_stop
     stopped = False
     try:
         step(trainer, 1)
     except StopRequested:
         stopped = True
     unchanged = same(before, state(trainer))
-    trainer._backend.rank.optimizer.step_with_ready_grads = optimizer_step
+    trainer.backend.rank.optimizer.step_with_ready_grads = optimizer_step
     step(trainer, 1)
     result = {"stopped": stopped, "changed": changed, "unchanged": unchanged, "pieces": pieces(trainer)}
     trainer.close()
@@ -268,7 +268,7 @@ def non_finite(process: Process) -> Result:
     result["loss"] = trainer.train(batch, SAMPLING, 2)
     result["loss_unchanged"] = same(before, state(trainer))
     name = "decoder.final_layernorm.weight"
-    parameter = dict(trainer._backend.rank.ddp.module.named_parameters())[name]
+    parameter = dict(trainer.backend.rank.ddp.module.named_parameters())[name]
     hook = parameter.register_hook(lambda grad: grad * torch.inf)
     result["gradient"] = trainer.train(make_batch(1), SAMPLING, 2)
     result["gradient_unchanged"] = same(before, state(trainer))
@@ -293,11 +293,11 @@ def reference(process: Process) -> Result:
     trainer = process.trainer(algorithm={"kl": {"monitor": True}})
     batch = make_batch(0)
     trainer.ref_log_probs(batch, SAMPLING)
-    first = torch.cat(trainer._reference_log_probs[0])
+    first = torch.cat(trainer.planned.reference_log_probs[0])
     zero_kl = trainer.train(batch, SAMPLING, 1).metrics["train/kl_loss"]
     before = state(trainer)
     trainer.ref_log_probs(batch, SAMPLING)
-    later = torch.cat(trainer._reference_log_probs[0])
+    later = torch.cat(trainer.planned.reference_log_probs[0])
     unchanged = same(before, state(trainer))
     kl = trainer.train(batch, SAMPLING, 2).metrics["train/kl_loss"]
     trainer.close()
@@ -341,7 +341,7 @@ KINDS = ("exp_avg", "exp_avg_sq", "master")
 
 def optimizer_pieces(trainer: Trainer) -> dict[str, list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]]:
     """This rank's pieces of each of the optimizer's tensors, as shares of HF tensors; NaN where it updates none."""
-    rank = trainer._backend.rank
+    rank = trainer.backend.rank
     found: dict[str, Any] = {}
     for kind in KINDS:
         named = {name: torch.full(tensor.shape, torch.nan) for name, tensor in rank.named_parameters().items()}
@@ -391,14 +391,14 @@ def rounded_replay(process: Process) -> Result:
 
     trainer = process.trainer(**REPLAY)
     whole = PackedBatch(make_batch(0)).micro_batch(np.arange(SAMPLES))
-    routers = [m for m in trainer._backend.rank.ddp.module.modules() if isinstance(m, TopKRouter)]
+    routers = [m for m in trainer.backend.rank.ddp.module.modules() if isinstance(m, TopKRouter)]
     maps: list[torch.Tensor] = []
     for router in routers:
         router.register_forward_hook(lambda _router, _args, result: maps.append(result[1]))
 
     def log_probs(experts: torch.Tensor | None) -> torch.Tensor:
         maps.clear()
-        (row,) = trainer._backend.forward([replace(whole, experts=experts)], trainer._log_probs_of(SAMPLING))
+        (row,) = trainer.backend.forward([replace(whole, experts=experts)], trainer._log_probs_of(SAMPLING))
         return row
 
     before = log_probs(None)

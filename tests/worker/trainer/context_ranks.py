@@ -15,6 +15,7 @@ import torch
 from cases import SAMPLES, SAMPLING, Process, Result, pieces, state
 from packing_ranks import GSPO, REPLAY, ROW, grouped_batch, shared_segments, shared_step
 
+from rljob_worker.trainer.planned_step import PlannedStep
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import TrainBatch
 
@@ -51,7 +52,7 @@ EARLIER, SINCE = 1.03, 1.01
 def compared(process: Process, model: str = "dense", **training: Any) -> Result:
     """The first of a step's two updates."""
     trainer = process.trainer(model, algorithm=GSPO, globalBatchSize=SAMPLES // 2, **training)
-    backend: Any = trainer._backend
+    backend: Any = trainer.backend
     scale(backend, EARLIER)
     batch = grouped_batch(1, experts=trainer.spec.rollout.router_replay)
     result: Result = {}
@@ -75,15 +76,16 @@ def scale(backend: Any, factor: float) -> None:
 def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     training = trainer.spec.training.model_copy(update={"max_tokens_per_micro_batch": bound})
     trainer.spec = trainer.spec.model_copy(update={"training": training})
-    trainer._planned = None
+    trainer.planned = None
     trainer.ref_log_probs(batch, SAMPLING)
     trainer.log_probs(batch, SAMPLING)
-    backend: Any = trainer._backend
+    backend: Any = trainer.backend
     kept = [flat.clone() for flat in backend.rank.parameters]
     scale(backend, SINCE)
-    updates = trainer._plan(batch)
-    loss = trainer._loss(0, updates[0], SAMPLING, 2, 0)
-    rows = backend._pipeline.forward_backward(updates[0].micro_batches, loss)
+    planned = trainer.plan(batch)
+    updates = planned.updates
+    loss = planned.loss(0, trainer.spec, SAMPLING, trainer._vocab_size, 2, 0)
+    rows = backend.pipeline.forward_backward(updates[0].micro_batches, loss)
     metrics = backend._updater._reduction.reduce(loss.names, rows)
     optimizer = backend.rank.optimizer
     optimizer.prepare_grads()
@@ -93,18 +95,18 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
         "metrics": metrics,
         "norm": float(optimizer.get_grad_norm()),
         "gradients": gradients(trainer),
-        "log_probs": log_probs(trainer, updates),
+        "log_probs": log_probs(planned),
     }
     for flat, before in zip(backend.rank.parameters, kept, strict=True):
         flat.copy_(before)
     return result
 
 
-def log_probs(trainer: Trainer, updates: list[Any]) -> dict[str, torch.Tensor]:
+def log_probs(planned: PlannedStep) -> dict[str, torch.Tensor]:
     return {
         f"{kind} {sample}": values
-        for kind, kept in (("old", trainer._old), ("reference", trainer._reference_log_probs))
-        for update, of_update in zip(updates, kept or [], strict=True)
+        for kind, kept in (("old", planned.old_log_probs), ("reference", planned.reference_log_probs))
+        for update, of_update in zip(planned.updates, kept or [], strict=True)
         for micro_batch, row in zip(update.micro_batches, of_update)
         for sample, values in zip(micro_batch.samples, row.split(micro_batch.mask.sum(1).tolist()), strict=True)
     }
@@ -112,7 +114,7 @@ def log_probs(trainer: Trainer, updates: list[Any]) -> dict[str, torch.Tensor]:
 
 def gradients(trainer: Trainer) -> list[Any]:
     """This rank's share of them, in the checkpoint's tensors: they take the parameters' place, which it reads."""
-    backend: Any = trainer._backend
+    backend: Any = trainer.backend
     ddp = backend.rank.ddp
     with torch.no_grad():
         for buffer in [*ddp.buffers, *ddp.expert_parallel_buffers]:

@@ -67,7 +67,7 @@ def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **g
 
 
 def of_critic(trainer: Trainer) -> list[torch.Tensor]:
-    backend = trainer._backend.critic
+    backend = trainer.backend.critic
     assert backend is not None
     return [tensor.clone() for tensor in (*backend.trained, *backend.optimizer_state)]
 
@@ -100,7 +100,7 @@ def run(trainer: Trainer, folder: Path, save: str = "") -> Result:
         result["steps"].append({"metrics": report.metrics} | seen)
         before = whole(trainer)
         trainer.sleep()
-        arena = trainer._backend.memory
+        arena = trainer.backend.memory
         assert isinstance(arena, Arena)
         resident = arena.resident_bytes()
         if save and seed:
@@ -138,7 +138,7 @@ def between(trainer: Trainer, folder: Path) -> Result:
     trainer.save(str(folder / "between"))
     result["saved"] = same(before, whole(trainer))
     half()
-    with spoiled(trainer._backend, torch.inf):
+    with spoiled(trainer.backend, torch.inf):
         result["policy"] = trainer.train(batch, SAMPLING, 2)
     result["after_policy"] = same(before, whole(trainer))
     half()
@@ -150,7 +150,7 @@ def between(trainer: Trainer, folder: Path) -> Result:
         result["stopped"] = True
     result["after_stop"] = same(before, whole(trainer))
     trainer.values(batch)
-    with spoiled(trainer._backend.critic, torch.nan):
+    with spoiled(trainer.backend.critic, torch.nan):
         result["critic"] = trainer.critic_train(batch, alone=False)
     result["after_critic"] = same(before, whole(trainer))
     trainer.values(batch)

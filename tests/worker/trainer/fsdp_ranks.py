@@ -51,11 +51,11 @@ def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **t
 
 
 def state(trainer: Trainer) -> list[torch.Tensor]:
-    return [tensor.clone() for tensor in (*trainer._backend.trained, *trainer._backend.optimizer_state)]
+    return [tensor.clone() for tensor in (*trainer.backend.trained, *trainer.backend.optimizer_state)]
 
 
 def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
-    backend = trainer._backend
+    backend = trainer.backend
     with backend.handing_over():
         return [
             (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone())
@@ -74,11 +74,11 @@ def slept(trainer: Trainer) -> tuple[int, bool]:
     """Resident bytes while asleep, and whether the bits are the same afterwards."""
     before = state(trainer)
     trainer.sleep()
-    arena = cast(Arena, trainer._backend.memory)
+    arena = cast(Arena, trainer.backend.memory)
     resident = arena.resident_bytes()
     trainer.wake_up()
     offloaded = trainer.spec.training.optimizer.host_offload
-    sleeping = [*trainer._backend.trained, *([] if offloaded else trainer._backend.optimizer_state)]
+    sleeping = [*trainer.backend.trained, *([] if offloaded else trainer.backend.optimizer_state)]
     assert all(arena.contains(t) for t in sleeping if t.numel()), "not all of the state is in the memory saver"
     return resident, same(before, state(trainer))
 
@@ -125,7 +125,7 @@ def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
 
     with mock.patch.object(adapters, "merged", noting):
         scores(trainer)
-    backend = trainer._backend
+    backend = trainer.backend
     with backend.reference():
         result["reference_scores"] = scores(trainer)
     names = [f"{name}.weight" for name in adapters.adapters_of(backend.rank.model.module)]  # type: ignore[attr-defined]
@@ -139,9 +139,9 @@ def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
 def run_apart(trainer: Trainer, folder: Path, save: str) -> Result:
     """Run as `run`, with adapters that are handed over alone; and the rows of A and B that this rank has."""
     result = run(trainer, folder, save)
-    rank = trainer._backend.rank  # type: ignore[attr-defined]
+    rank = trainer.backend.rank  # type: ignore[attr-defined]
     trained = {name: rows.clone() for name, rows in rank.shards.trained.items()}
-    with trainer._backend.reference():
+    with trainer.backend.reference():
         result["reference_scores"] = scores(trainer)
     return result | {"trained": trained}
 
@@ -160,7 +160,7 @@ def stop_midway(trainer: Trainer, _folder: Path) -> Result:
     """A stop request reaches the first rank in the middle of a pass; all ranks leave with the state before the step."""
     train(trainer, 0)
     before, seen = state(trainer), 0
-    model = trainer._backend.rank.model.module  # type: ignore[attr-defined]
+    model = trainer.backend.rank.model.module  # type: ignore[attr-defined]
 
     def count(*_args: Any) -> None:
         nonlocal seen
@@ -190,7 +190,7 @@ def non_finite(trainer: Trainer, _folder: Path) -> Result:
     batch = make_batch(1)
     batch.advantages[3] = np.nan
     reports = [trainer.train(batch, SAMPLING, 2)]
-    model = trainer._backend.rank.model  # type: ignore[attr-defined]
+    model = trainer.backend.rank.model  # type: ignore[attr-defined]
     take = model.take_gradients
 
     def spoiled() -> dict[str, torch.Tensor]:

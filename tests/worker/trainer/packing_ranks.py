@@ -74,7 +74,7 @@ def compared(process: Process, model: str = "dense", **training: Any) -> Result:
     result = {name: measured(trainer, batch, bound) for name, bound in (("rows", ROW), ("samples", SAMPLE))}
     with blocks_of(3):
         result["blocks"] = measured(trainer, batch, ROW)
-    backend: Any = trainer._backend
+    backend: Any = trainer.backend
     if backend.segment_cost is not None:
         # Of a model as small as this one, kernels cost more than a prompt.
         backend.segment_cost = 0.0
@@ -94,7 +94,7 @@ def resumed(process: Process) -> Result:
     folder = process.folder / "resumed"
     for name, seeds in (("whole", (1, 2)), ("first", (1,)), ("second", (2,))):
         trainer = process.trainer(algorithm=GSPO)
-        backend: Any = trainer._backend
+        backend: Any = trainer.backend
         backend.segment_cost = 0.0
         if name == "second":
             trainer.load(str(folder))
@@ -131,27 +131,28 @@ def shared_step(trainer: Trainer, seed: int) -> tuple[dict[str, float], int]:
 
 
 def shared_segments(trainer: Trainer, batch: TrainBatch) -> int:
-    rows = [row for update in trainer._plan(batch) for row in update.micro_batches]
+    rows = [row for update in trainer.plan(batch).updates for row in update.micro_batches]
     return sum(int((row.prefixes >= 0).sum()) for row in rows if row.prefixes is not None)
 
 
 def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     training = trainer.spec.training.model_copy(update={"max_tokens_per_micro_batch": bound})
     trainer.spec = trainer.spec.model_copy(update={"training": training})
-    trainer._planned = None
+    trainer.planned = None
     trainer.ref_log_probs(batch, SAMPLING)
     trainer.log_probs(batch, SAMPLING)
-    updates = trainer._plan(batch)
-    loss = trainer._loss(0, updates[0], SAMPLING, 2, 0)
-    backend: Any = trainer._backend
-    rows = backend._pipeline.forward_backward(updates[0].micro_batches, loss)
+    planned = trainer.plan(batch)
+    updates = planned.updates
+    loss = planned.loss(0, trainer.spec, SAMPLING, trainer._vocab_size, 2, 0)
+    backend: Any = trainer.backend
+    rows = backend.pipeline.forward_backward(updates[0].micro_batches, loss)
     metrics = backend._updater._reduction.reduce(loss.names, rows)
     optimizer = backend.rank.optimizer
     optimizer.prepare_grads()
     own = [parameter.grad.flatten() for part in optimizer.chained_optimizers for parameter in part.get_parameters()]
     log_probs = {
         f"{kind} {sample}": values
-        for kind, kept in (("old", trainer._old), ("reference", trainer._reference_log_probs))
+        for kind, kept in (("old", planned.old_log_probs), ("reference", planned.reference_log_probs))
         for update, of_update in zip(updates, kept or [], strict=True)
         for micro_batch, row in zip(update.micro_batches, of_update)
         for sample, values in zip(micro_batch.samples, row.split(micro_batch.mask.sum(1).tolist()), strict=True)

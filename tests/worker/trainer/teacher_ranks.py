@@ -41,7 +41,7 @@ def make_trainer(case: str, model: str, rank: int, world: int, folder: Path, **g
 
 
 def resident(trainer: Trainer) -> int:
-    teacher = trainer._backend.teacher
+    teacher = trainer.backend.teacher
     return int(cast(Any, teacher)._weights.resident_bytes)
 
 
@@ -63,7 +63,7 @@ def run(trainer: Trainer, folder: Path, save: str = "") -> Result:
         result["metrics"].append(step(trainer, seed).metrics)
         before = state(trainer)
         trainer.sleep()
-        asleep = cast(Arena, trainer._backend.memory).resident_bytes()
+        asleep = cast(Arena, trainer.backend.memory).resident_bytes()
         if save and seed == 2:
             (folder / save).mkdir(exist_ok=True)
             trainer.save(str(folder / save))
@@ -108,8 +108,8 @@ def refused(trainer: Trainer, _folder: Path) -> Result:
         result["stopped"] = True
     result["left"] = resident(trainer)
     trainer.teacher_log_probs(batch, SAMPLING)
-    assert trainer._planned is not None
-    for update in trainer._planned[1]:
+    assert trainer.planned is not None
+    for update in trainer.planned.updates:
         for one in update.micro_batches:
             if one.teacher is not None:
                 one.teacher[:] = torch.nan

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rljob_api import derived
-from rljob_api.json_types import Json, JsonObject
+from rljob_api.json_types import JsonObject
 from rljob_api.spec import Divergence, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
@@ -32,13 +32,8 @@ from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.critic import Critic
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
-from rljob_worker.trainer.objective import (
-    LogProbs,
-    PolicyLoss,
-    TeacherTables,
-    mean_over_updates,
-    reported_log_probs,
-)
+from rljob_worker.trainer.objective import LogProbs, PolicyLoss, TeacherTables, reported_log_probs
+from rljob_worker.trainer.planned_step import PlannedStep
 from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
@@ -100,10 +95,8 @@ class Trainer:
         self._stop_requested = threading.Event()
         self._updates = 0
         self._busy = 0.0
-        self._planned: tuple[TrainBatch, list[Update]] | None = None
-        self._taught = False
-        self._old: list[list[Tensor]] | None = None
-        self._reference_log_probs: list[list[Tensor]] | None = None
+        self.planned: PlannedStep | None = None
+        """The step that a call has begun; `train` takes a batch as it is planned here."""
         self._snapshot: Snapshot | None = None
         self._critic: Critic | None = None
         self._profiler = WorkProfiler(self._device.name)
@@ -127,7 +120,7 @@ class Trainer:
             stop=self._stop_requested,
             notices=self._notices,
         )
-        self._backend: TrainerBackend = backend
+        self.backend: TrainerBackend = backend
         self._vocab_size = backend.vocab_size
         if backend.teacher is not None:
             # Of a family's models the larger vocabulary ends in padding, which has no token.
@@ -151,11 +144,11 @@ class Trainer:
 
         Where `memorySaver.releaseProcessGroups` says so, communicators go too, and the call is collective.
         """
-        return self._moved("sleep", self._backend.sleep())
+        return self._moved("sleep", self.backend.sleep())
 
     def wake_up(self) -> TrainerMemory:
         """Take it back; nothing when awake. Raises when too little memory is free, and stays asleep then."""
-        return self._moved("wake_up", self._backend.wake_up())
+        return self._moved("wake_up", self.backend.wake_up())
 
     def _moved(self, what: str, move: MemoryMove) -> TrainerMemory:
         return TrainerMemory(move.transition, move.group_seconds, self.memory(what))
@@ -183,15 +176,31 @@ class Trainer:
     def close(self) -> None:
         """Drop the slots and leave the process group."""
         self._weight_sender.close()
-        self._backend.close()
+        self.backend.close()
 
     # --- a step -----------------------------------------------------------------------------
+
+    def plan(self, batch: TrainBatch) -> PlannedStep:
+        """The step of a batch: planned once for its forward passes and `train`, and kept in `planned` until then."""
+        if self.planned is not None and self.planned.batch is batch:
+            return self.planned
+        if self.spec.rollout.router_replay and batch.experts is None:
+            raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
+        packed = PackedBatch(batch)
+        if self._critic is not None:
+            packed.advantages = self._critic.advantages_of(batch)
+        layout = self.backend.layout
+        updates = plan_step(
+            packed, self.spec.training.global_batch_size, self._dealing(layout.samples), layout.samples_rank
+        )
+        self.planned = PlannedStep(batch, updates)
+        return self.planned
 
     def values(self, batch: TrainBatch) -> None:
         """Values of the coming calls' batch, and advantages of its rewards; kept here. Collective."""
         assert self._critic is not None
         with self._computing("values"):
-            self._forget_step()
+            self.planned = None
             self._critic.compute_values(batch)
 
     def critic_train(self, batch: TrainBatch, *, alone: bool) -> StepMetrics:
@@ -222,29 +231,23 @@ class Trainer:
     def ref_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch under the starting weights; kept here. Collective."""
         with self._computing("ref_log_probs"):
-            updates = self._plan(batch)
-            with torch.no_grad(), self._backend.reference():
+            step = self.plan(batch)
+            with torch.no_grad(), self.backend.reference():
                 # As the reference policy itself would: its routers are not those of the engine.
-                self._reference_log_probs = self._forward(updates, sampling, own_routing=True)
+                step.reference_log_probs = self._forward(step.updates, sampling, own_routing=True)
 
     def teacher_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """The teacher's probabilities for the coming `train` call's batch; kept here, on the host. Collective."""
-        teacher, distill = self._backend.teacher, self.spec.algorithm.distill
+        teacher, distill = self.backend.teacher, self.spec.algorithm.distill
         assert teacher is not None
         assert distill is not None
         top = distill.top_k if distill.divergence is Divergence.TOP_K else 0
         with self._computing("teacher_log_probs"):
-            updates = self._plan(batch)
-            flat = [one.with_own_routing() for update in updates for one in update.micro_batches]
+            step = self.plan(batch)
+            flat = [one.with_own_routing() for update in step.updates for one in update.micro_batches]
             with torch.no_grad(), teacher.present():
                 found = teacher.forward(flat, TeacherTables(sampling, self._vocab_size, top))
-            tables = iter([table.cpu() for table in found])
-            # Stages before the last have none, and compute no loss.
-            taught = [
-                replace(each, micro_batches=[replace(one, teacher=next(tables, None)) for one in each.micro_batches])
-                for each in updates
-            ]
-            self._planned, self._taught = (batch, taught), True
+            step.teach(found)
 
     def log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch before its updates; kept here. Collective.
@@ -252,9 +255,9 @@ class Trainer:
         Does nothing where the training forward gives them: with one optimizer update a step.
         """
         with self._computing("log_probs"):
-            updates = self._plan(batch)
-            if self._algorithm.needs_old_log_probs(len(updates)):
-                self._old = self._forward(updates, sampling)
+            step = self.plan(batch)
+            if self._algorithm.needs_old_log_probs(len(step.updates)):
+                step.old_log_probs = self._forward(step.updates, sampling)
 
     def train(self, batch: TrainBatch, sampling: SamplingParams, version: int, reported: int = 0) -> StepMetrics:
         """All optimizer updates of a step; collective.
@@ -276,19 +279,19 @@ class Trainer:
         with self._computing("train"), self._profiler.work():
             if len(batch.versions) and (newest := int(batch.versions.max())) >= version:
                 raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
-            updates = self._plan(batch)
+            step = self.plan(batch)
             try:
-                results, rates, losses = self._run_updates(updates, sampling, version, reported)
-                layout = self._backend.layout
+                results, rate, losses = self._run_updates(step, sampling, version, reported)
+                layout = self.backend.layout
                 # Of ranks that computed the same values, one.
                 telling = layout.tp_rank == layout.cp_rank == 0
                 log_probs = reported_log_probs(losses, reported) if telling else None
             finally:
-                self._forget_step()
+                self.planned = None
                 if self._device.own_memory:
                     # What the passes left in the allocator's cache would lie beside the engine's weights.
                     self._device.empty_cache()
-        return replace(self._report(updates, results, rates, version), log_probs=log_probs)
+        return replace(step.report(results, rate, version, layout.samples), log_probs=log_probs)
 
     def score(
         self,
@@ -323,9 +326,9 @@ class Trainer:
             )
             groups = plan_update(packed.inputs, self._dealing(parts=1), 0)
             micro_batches = [packed.micro_batch(group) for group in groups]
-            rows = self._backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
+            rows = self.backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
             values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
-            self._backend.from_output_rank(values)
+            self.backend.from_output_rank(values)
         ends = np.cumsum(packed.responses[np.concatenate(groups)])
         parts = np.split(values.numpy(), ends[:-1])
         by_sample = dict(zip(np.concatenate(groups).tolist(), parts, strict=True))
@@ -358,7 +361,7 @@ class Trainer:
         It is that of the last completed step, also between the critic's updates and the policy's.
         """
         try:
-            files = [self._backend.save(folder, updates=self._updates)]
+            files = [self.backend.save(folder, updates=self._updates)]
             if self._critic is not None:
                 self._critic.undo()
                 files.append(self._critic.save(folder))
@@ -380,8 +383,8 @@ class Trainer:
         Raises:
             ValueError: it is another precision's or model's, or missing or damaged.
         """
-        self._backend.require_awake("load")
-        loaded = self._backend.load(folder)
+        self.backend.require_awake("load")
+        loaded = self.backend.load(folder)
         self._updates = loaded.updates
         if self._critic is not None:
             self._critic.load(folder)
@@ -391,30 +394,12 @@ class Trainer:
 
     @contextmanager
     def _computing(self, what: str) -> Iterator[None]:
-        self._backend.require_awake(what)
+        self.backend.require_awake(what)
         started = time.perf_counter()
         try:
             yield
         finally:
             self._busy += time.perf_counter() - started
-
-    def _plan(self, batch: TrainBatch) -> list[Update]:
-        """The batch's updates and micro-batches; the same plan for the forward passes and the training of a step."""
-        if self._planned is not None and self._planned[0] is batch:
-            return self._planned[1]
-        if self.spec.rollout.router_replay and batch.experts is None:
-            raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
-        packed = PackedBatch(batch)
-        if self._critic is not None:
-            packed.advantages = self._critic.advantages_of(batch)
-        layout = self._backend.layout
-        updates = plan_step(
-            packed, self.spec.training.global_batch_size, self._dealing(layout.samples), layout.samples_rank
-        )
-        self._planned = (batch, updates)
-        self._old = self._reference_log_probs = None
-        self._taught = False
-        return updates
 
     def _critic_of(self, backend: TrainerBackend) -> Critic | None:
         settings = derived.critic(self.spec)
@@ -423,21 +408,17 @@ class Trainer:
         total, longest = self.spec.steps * settings.updates_per_step, derived.longest_sampled(self.spec)
         return Critic(backend.critic, self.spec, settings, backend.layout, total, longest)
 
-    def _forget_step(self) -> None:
-        self._planned = self._old = self._reference_log_probs = None
-        self._taught = False
-
     def _dealing(self, parts: int) -> Dealing:
         """Between `parts` ranks."""
-        layout, bound = self._backend.layout, self.spec.training.max_tokens_per_micro_batch
-        teacher = self._backend.teacher
+        layout, bound = self.backend.layout, self.spec.training.max_tokens_per_micro_batch
+        teacher = self.backend.teacher
         return Dealing(
             bound,
             parts,
             layout.pp,
             lockstep=layout.ep > 1,
-            pair_cost=self._backend.pair_cost,
-            segment_cost=self._backend.segment_cost if teacher is None or teacher.segment_cost is not None else None,
+            pair_cost=self.backend.pair_cost,
+            segment_cost=self.backend.segment_cost if teacher is None or teacher.segment_cost is not None else None,
         )
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
@@ -449,27 +430,26 @@ class Trainer:
         flat = [micro_batch for update in updates for micro_batch in update.micro_batches]
         if own_routing:
             flat = [micro_batch.with_own_routing() for micro_batch in flat]
-        rows = iter(self._backend.forward(flat, self._log_probs_of(sampling)))
+        rows = iter(self.backend.forward(flat, self._log_probs_of(sampling)))
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
     def _run_updates(
-        self, updates: list[Update], sampling: SamplingParams, version: int, reported: int
-    ) -> tuple[list[UpdateResult], list[float], list[PolicyLoss]]:
-        self._check_inputs(updates)
-        several = len(updates) > 1
-        if several:
-            self._snapshot = self._snapshot or Snapshot([*self._backend.trained, *self._backend.optimizer_state])
+        self, step: PlannedStep, sampling: SamplingParams, version: int, reported: int
+    ) -> tuple[list[UpdateResult], float, list[PolicyLoss]]:
+        """(results, learning rate of the last, losses) of the updates up to one that fails; all of them or none."""
+        self._check_inputs(step)
+        if len(step.updates) > 1:
+            self._snapshot = self._snapshot or Snapshot([*self.backend.trained, *self.backend.optimizer_state])
             self._snapshot.take()
-        before = self._updates
+        before, rate = self._updates, 0.0
         results: list[UpdateResult] = []
-        rates: list[float] = []
         losses: list[PolicyLoss] = []
         try:
-            for index, update in enumerate(updates):
-                loss = self._loss(index, update, sampling, version, reported)
+            for index, update in enumerate(step.updates):
+                loss = step.loss(index, self.spec, sampling, self._vocab_size, version, reported)
                 losses.append(loss)
-                rates.append(learning_rate(self._updates, self.spec.training.optimizer, self._total_updates))
-                results.append(self._backend.update(update, loss, rates[-1]))
+                rate = learning_rate(self._updates, self.spec.training.optimizer, self._total_updates)
+                results.append(self.backend.update(update, loss, rate))
                 if results[-1].fault is not None:
                     self._rollback(before)
                     break
@@ -479,27 +459,16 @@ class Trainer:
             raise
         if self._critic is not None:
             self._critic.settle()
-        return results, rates, losses
+        return results, rate, losses
 
-    def _check_inputs(self, updates: list[Update]) -> None:
-        if self._old is None and self._algorithm.needs_old_log_probs(len(updates)):
-            raise RuntimeError(f"train: {len(updates)} updates a step need log_probs() of the same batch first")
-        if self._reference_log_probs is None and self._needs_reference:
+    def _check_inputs(self, step: PlannedStep) -> None:
+        updates = len(step.updates)
+        if step.old_log_probs is None and self._algorithm.needs_old_log_probs(updates):
+            raise RuntimeError(f"train: {updates} updates a step need log_probs() of the same batch first")
+        if step.reference_log_probs is None and self._needs_reference:
             raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
-        if self._backend.teacher is not None and not self._taught:
+        if self.backend.teacher is not None and not step.taught:
             raise RuntimeError("train: algorithm.distill needs teacher_log_probs() of the same batch first")
-
-    def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int, reported: int) -> PolicyLoss:
-        return PolicyLoss(
-            self.spec,
-            update,
-            sampling,
-            self._vocab_size,
-            old_log_probs=None if self._old is None else self._old[index],
-            reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
-            version=version - 1,
-            reported=reported,
-        )
 
     def _rollback(self, updates: int) -> None:
         """The state before the step, the critic's too."""
@@ -509,23 +478,3 @@ class Trainer:
             assert self._snapshot is not None, "only a step of several updates can have begun to change the weights"
             self._snapshot.restore()
             self._updates = updates
-
-    def _report(
-        self, updates: list[Update], results: list[UpdateResult], rates: list[float], version: int
-    ) -> StepMetrics:
-        metrics = mean_over_updates([result.metrics for result in results])
-        metrics["train/grad_norm"] = sum(result.grad_norm for result in results) / len(results)
-        metrics["train/lr"] = rates[-1]
-        fault = next((result.fault for result in results if result.fault is not None), None)
-        detail: dict[str, Json] = {
-            "version": version,
-            "updates": len(updates),
-            "micro_batches": sum(len(update.micro_batches) for update in updates),
-            "response_tokens": sum(update.num_tokens for update in updates),
-        }
-        if fault is not None:
-            detail["reason"] = f"update {len(results)} of {len(updates)}: {fault}"
-        imbalance = None
-        if self._backend.layout.samples > 1:
-            imbalance = sum(update.imbalance for update in updates) / len(updates)
-        return StepMetrics(metrics, fault is None, detail, imbalance=imbalance)

@@ -52,12 +52,12 @@ class MegatronModel:
         self.trained = rank.parameters
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
         self._precision = precision
-        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, rank.cp_group, replay)
-        self._updater = Updater(rank, self._pipeline, replay)
+        self.pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, rank.cp_group, replay)
+        self._updater = Updater(rank, self.pipeline, replay)
 
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute` on the last pipeline stage, [] on the others."""
-        return self._pipeline.forward(micro_batches, compute)
+        return self.pipeline.forward(micro_batches, compute)
 
     def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """Gradients of one update's loss, then a clipped Adam update."""

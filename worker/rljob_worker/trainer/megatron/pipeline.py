@@ -23,6 +23,8 @@ from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """The output layer's result -> share of the loss, tokens (not used), result."""
+ForwardStep = Callable[[Compute, Iterator[tuple[int, MicroBatch]], DistributedDataParallel], tuple[Tensor, Loss]]
+"""Runs the next micro-batch through the model: its output, and what becomes of it."""
 
 
 class PipelineRunner:
@@ -30,6 +32,9 @@ class PipelineRunner:
 
     The output layer runs on response positions only, and gives log-probabilities, or a critic's values: with long
     prompts and large vocabularies, logits are most of the memory and a large part of the time.
+
+    Attributes:
+        forward_step: called by Megatron's schedule for each micro-batch; another one takes other shapes than rows.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class PipelineRunner:
         self._replay = replay
         self._share: RowShare | None = None
         self._wanted: Wanted | None = None
+        self.forward_step: ForwardStep = self._forward_row
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
         self._device = next(ddp.parameters()).device
@@ -85,7 +91,7 @@ class PipelineRunner:
         if self._replay is not None:
             self._replay.begin_pass(learning=not forward_only)
         return self._schedule(
-            forward_step_func=partial(self._step, compute),
+            forward_step_func=partial(self.forward_step, compute),
             data_iterator=iter(enumerate(micro_batches)),
             model=[self._ddp],
             num_microbatches=len(micro_batches),
@@ -95,7 +101,11 @@ class PipelineRunner:
             forward_only=forward_only,
         )
 
-    def _step(
+    def expect(self, share: RowShare, wanted: Wanted | None) -> None:
+        """Say what the output layer computes of the micro-batch that comes; `wanted` as of `Compute`."""
+        self._share, self._wanted = share, wanted
+
+    def _forward_row(
         self, compute: Compute, data: Iterator[tuple[int, MicroBatch]], model: DistributedDataParallel
     ) -> tuple[Tensor, Loss]:
         index, micro_batch = next(data)
@@ -105,7 +115,7 @@ class PipelineRunner:
         share = share_of(row, self._layout.cp_rank, self._layout.cp).to(self._device)
         own = share.inputs
         micro_batch = own if self._context_group is None else row.to(self._device)
-        self._share, self._wanted = share, compute.wanted
+        self.expect(share, compute.wanted)
         self._rotary.positions = own.position_ids[0]
         if self._replay is not None:
             self._replay.use(own)
