@@ -99,7 +99,7 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an environment that is asked over an update is asked again",
         f"{_WORKER}/rollouts/turns.py",
-        "        if live is not None and self._waits(live):\n",
+        "        if live is not None and self._live.waits(live):\n",
         "        if False:\n",
         f"{_EPISODES}::test_episodes_go_on_over_updates_beside_new_ones",
     ),

@@ -28,7 +28,8 @@ from rljob_worker.flow.turns import Budget
 from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.observations import Observations
 from rljob_worker.rollouts.policies.base import Assignment
-from rljob_worker.rollouts.turns import Beginning, World
+from rljob_worker.rollouts.turns import Beginning
+from rljob_worker.rollouts.world import World
 from rljob_worker.types import Prompt, SamplingParams
 
 PLACE = "spec.data"

@@ -31,7 +31,8 @@ from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.policies.base import Assignment, Fleet
 from rljob_worker.rollouts.step import Step
 from rljob_worker.rollouts.times import EnvironmentTimes
-from rljob_worker.rollouts.turns import Beginning, World
+from rljob_worker.rollouts.turns import Beginning
+from rljob_worker.rollouts.world import World
 from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
 CLOSE = 9

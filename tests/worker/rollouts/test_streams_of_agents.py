@@ -27,7 +27,8 @@ from rljob_worker.rollouts import growth as loop
 from rljob_worker.rollouts.batch import episode_metrics, train_batch
 from rljob_worker.rollouts.rows import turn_rows
 from rljob_worker.rollouts.step import Step
-from rljob_worker.rollouts.turns import Beginning, World
+from rljob_worker.rollouts.turns import Beginning
+from rljob_worker.rollouts.world import World
 from rljob_worker.trainer.batches import PackedBatch, plan_step
 from rljob_worker.trainer.dealing import Dealing
 from rljob_worker.types import Generation, Prompt, RewardResult
@@ -289,7 +290,8 @@ def test_a_failure_of_an_agent_is_told_with_its_stream() -> None:
     made.begin([3])
     (group,) = made.groups.groups
     episode = replace(an_episode(), ordinal=group.ordinal, sample=0)
-    live = made.growth.turns._by_sample[made.groups, group.ordinal, 0]
+    live = made.growth.turns._live.of(made.groups, group.ordinal, 0)
+    assert live is not None
     live.action = "11 9"
     ended = made.growth.turns._after(live, episode, failure)
     assert ended is not None

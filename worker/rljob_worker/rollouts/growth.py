@@ -22,7 +22,8 @@ from rljob_worker.rollouts.free_pace import FreePace
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Assignment
-from rljob_worker.rollouts.turns import Beginning, Next, Sample, Turns, World, next_of
+from rljob_worker.rollouts.turns import Beginning, Next, Sample, Turns, next_of
+from rljob_worker.rollouts.world import World
 from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
 T = TypeVar("T")

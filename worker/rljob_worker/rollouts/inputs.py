@@ -16,7 +16,7 @@ from rljob_worker.rewards.group_filter import GroupFilter
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.model_judge import ModelJudge
 from rljob_worker.rewards.runner import RewardRunner
-from rljob_worker.rollouts.turns import World
+from rljob_worker.rollouts.world import World
 from rljob_worker.types import Prompt
 
 

@@ -26,7 +26,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.flow.turns import Budget
 from rljob_worker.models.generation_config import end_tokens
 from rljob_worker.rollouts.observations import Observations, check_room
-from rljob_worker.rollouts.turns import World
+from rljob_worker.rollouts.world import World
 from rljob_worker.types import Prompt
 
 if TYPE_CHECKING:
