@@ -56,9 +56,9 @@ ENVIRONMENT_FAULTS = (
     ),
     Fault(
         "an answer to another task is taken",
-        f"{_WORKER}/environments/hosts.py",
-        "if not host.at or task != host.at[0].task:",
-        "if not host.at:",
+        f"{_WORKER}/environments/host_process.py",
+        "if not self.at or task != self.at[0].task:",
+        "if not self.at:",
         f"{_HOSTS}::test_a_host_that_dies_or_lies_is_replaced_and_its_neighbours_go_on -k lie",
     ),
     Fault(

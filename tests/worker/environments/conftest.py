@@ -8,7 +8,8 @@ import pytest
 from environment_hosts import MakeHosts, place_of
 from support.children import children as children
 
-from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+from rljob_worker.environments.host_process import Deadlines
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
 
 

@@ -19,7 +19,8 @@ from support.samples import unless_all
 from test_tools import IMPORT_SECONDS, byte_tokenizer, call
 
 from rljob_worker.environments.base import Answer, EnvironmentFailure, FailureKind, Stepped
-from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+from rljob_worker.environments.host_process import Deadlines
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.tools import ToolSource
 from rljob_worker.errors import UserError

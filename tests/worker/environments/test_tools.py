@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rljob_worker.environments.base import Answer, EnvironmentFailure, FailureKind, Stepped
-from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+from rljob_worker.environments.host_process import Deadlines
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import REACH, Source
 from rljob_worker.environments.tools import MAX_CALLS, Toolbox, ToolSource
 from rljob_worker.errors import UserError

@@ -25,7 +25,7 @@ ROLLOUT = RolloutSpec.model_validate({"promptsPerStep": 1, "samplesPerPrompt": 2
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "pickle5"}
 ALLOWED = {
     "worker/rljob_worker/rewards/pool.py": {"pickle"},
-    "worker/rljob_worker/environments/hosts.py": {"pickle"},
+    "worker/rljob_worker/environments/host_process.py": {"pickle"},
 }
 """The driver pickles what it sends to confined processes; they answer in JSON."""
 

@@ -130,7 +130,8 @@ def _source(name: str, args: dict[str, Json]) -> Source:
 
 
 def _hosts(source: Source, arguments: argparse.Namespace) -> EnvironmentHosts:
-    from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+    from rljob_worker.environments.host_process import Deadlines
+    from rljob_worker.environments.hosts import EnvironmentHosts
     from rljob_worker.environments.place import environment_place
 
     memory = bytes_of(arguments.memory, "--memory")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from rljob_worker.confined.messages import NoMessageError
 from rljob_worker.confined.process import ConfinedProcess, Place
@@ -23,31 +22,15 @@ from rljob_worker.environments.base import (
     EnvironmentFailure,
     FailureKind,
     Reset,
-    Step,
     Stepped,
-    checked_began,
-    checked_call,
-    checked_observation,
-    checked_step,
 )
 from rljob_worker.environments.episodes import EpisodeEnvironment
+from rljob_worker.environments.host_process import Deadlines, HostProcess
 from rljob_worker.environments.load import Source
 from rljob_worker.errors import UserError
 
-_AHEAD, _AHEAD_BYTES = 512, 2**16
-"""Bound on a process's pending tasks: that much waits in its socket, also while it writes an answer."""
 _CLOSE_SECONDS = 5.0
 """In which environments are closed before their hosts are ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds; a host that has not answered by then is ended, and what else it held is replayed."""
-
-    reset: float = 60.0
-    step: float = 30.0
-    start: float = 60.0
-    """For the import of the environment's code."""
 
 
 @dataclass(slots=True)
@@ -60,29 +43,6 @@ class Counts:
     """Answers that were asked for again."""
     failures: dict[FailureKind, int] = field(default_factory=lambda: dict.fromkeys(FailureKind, 0))
     """Episodes that failed, by kind."""
-
-
-@dataclass(slots=True, eq=False)
-class _Host:
-    process: ConfinedProcess
-    deadline: float
-    """Deadline of its start, or of the first task that it is at."""
-    ready: bool = False
-    numbers: dict[int, EpisodeEnvironment] = field(default_factory=dict)
-    """The environments that it holds, or will, by its own numbers."""
-    queue: deque[tuple[int, EpisodeEnvironment | None]] = field(default_factory=deque)
-    """Its next tasks: an episode's call, or with None the closing of a number."""
-    at: deque[_Task] = field(default_factory=deque)
-    """Tasks that it got and has not answered; it does one after the other."""
-
-
-class _Task(NamedTuple):
-    task: int
-    number: int
-    episode: EpisodeEnvironment | None
-    call: Call
-    size: int
-    """In bytes, about."""
 
 
 class EnvironmentHosts:
@@ -120,9 +80,9 @@ class EnvironmentHosts:
         self._processes, self._per_process = processes, per_process
         self._deadlines = deadlines or Deadlines()
         self.deterministic, self._retries = deterministic, retries
-        self._hosts: list[_Host] = []
+        self._hosts: list[HostProcess] = []
         self._episodes: dict[int, EpisodeEnvironment] = {}
-        self._where: dict[int, tuple[_Host, int]] = {}
+        self._where: dict[int, tuple[HostProcess, int]] = {}
         """By key: the host and its number there."""
         self._wanted: set[int] = set()
         """Keys of episodes whose answers are wanted and have not come."""
@@ -275,15 +235,15 @@ class EnvironmentHosts:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _spawn(self) -> _Host:
+    def _spawn(self) -> HostProcess:
         process = ConfinedProcess(
             "rljob_worker.environments.host", self._source, self._place, what="environment host", field="environment"
         )
-        host = _Host(process, time.monotonic() + self._deadlines.start)
+        host = HostProcess(process, self._deadlines, time.monotonic() + self._deadlines.start)
         self._hosts.append(host)
         return host
 
-    def _is_ready(self, host: _Host, value: Mapping[str, Sequence[Any]]) -> None:
+    def _is_ready(self, host: HostProcess, value: Mapping[str, Sequence[Any]]) -> None:
         """Take what a host says when it has imported the environment; TypeError where that is something else."""
         host.ready, self.examples = True, [str(one) for one in value["examples"]]
         self.schemas = [dict(one) for one in value["schemas"]]
@@ -299,33 +259,11 @@ class EnvironmentHosts:
         host, number = self._where[episode.key]
         host.queue.append((number, episode))
 
-    def _give(self, host: _Host) -> None:
-        """Let a host do what is next, where it has little or nothing to do."""
-        if not host.ready or len(host.at) > _AHEAD // 2:
-            return
-        given = list(self._next_tasks(host))
-        if not given:
-            return
-        if not host.at:
-            host.deadline = time.monotonic() + self._seconds(given[0].call)
-        host.at.extend(given)
+    def _give(self, host: HostProcess) -> None:
         try:
-            host.process.connection.send_bytes(pickle.dumps([(one.task, one.number, one.call) for one in given]))
+            host.give(self._tasks)
         except OSError:
             self._lose(host, host.process.end())
-
-    def _next_tasks(self, host: _Host) -> Iterator[_Task]:
-        """Tasks taken out of a host's queue: one of any size where it has nothing to do, else those that have room."""
-        count, size = len(host.at), sum(one.size for one in host.at)
-        while host.queue:
-            number, episode = host.queue[0]
-            call = Close() if episode is None else episode.call()
-            task = _Task(next(self._tasks), number, episode, call, _size(call))
-            count, size = count + 1, size + task.size
-            if count > 1 and (count > _AHEAD or size > _AHEAD_BYTES):
-                return
-            host.queue.popleft()
-            yield task
 
     def _receive(self, patience: float) -> None:
         now = time.monotonic()
@@ -339,7 +277,7 @@ class EnvironmentHosts:
             if host in self._hosts:
                 self._read(host)
 
-    def _read(self, host: _Host) -> None:
+    def _read(self, host: HostProcess) -> None:
         """Take what has come of a host."""
         try:
             for message in host.process.messages():
@@ -361,16 +299,10 @@ class EnvironmentHosts:
         else:
             self._give(host)
 
-    def _answered(self, host: _Host, message: list[object]) -> None:
+    def _answered(self, host: HostProcess, message: list[object]) -> None:
         """Take the answer to what a host is at; ValueError or TypeError when it is none."""
-        task, kind, value = message
-        if not host.at or task != host.at[0].task:
-            raise ValueError(f"task {task!r}")
-        _, number, episode, call, _ = host.at[0]
-        answer = _received(call, kind, value)
-        host.at.popleft()
-        if host.at:
-            host.deadline = time.monotonic() + self._seconds(host.at[0].call)
+        task, answer = host.answered(message)
+        number, episode = task.number, task.episode
         if episode is None or self._episodes.get(episode.key) is not episode:
             return
         if isinstance(answer, str):
@@ -394,26 +326,21 @@ class EnvironmentHosts:
     def _expire(self) -> None:
         now = time.monotonic()
         for host in list(self._hosts):
-            if host.deadline > now or (host.ready and not host.at) or host not in self._hosts:
+            if host not in self._hosts or not host.late(now):
                 continue
             host.process.kill()
             call: Call = host.at[0].call if host.at else Close()
             verb = "reset" if isinstance(call, Reset) else "step"
-            late = (
-                f"{verb} gave no answer within environment.{verb}Seconds ({self._seconds(call):g} s), and its host was "
-                "ended"
-            )
+            seconds = f"environment.{verb}Seconds ({self._deadlines.of(call):g} s)"
+            late = f"{verb} gave no answer within {seconds}, and its host was ended"
             self._lose(host, late if host.ready else self._late())
 
-    def _lose(self, host: _Host, why: str) -> None:
+    def _lose(self, host: HostProcess, why: str) -> None:
         """Replace a host, and have what it held made anew."""
         host.process.kill()
         self._hosts.remove(host)
         self.counts.restarts += 1
-        # It answers each before it begins with the next.
-        at_work = (
-            [host.at[0].episode] if host.ready and host.at else [one for _, one in host.queue] if not host.ready else []
-        )
+        at_work = host.at_work()
         for episode in host.numbers.values():
             self._where.pop(episode.key, None)
             episode.lost()
@@ -439,46 +366,8 @@ class EnvironmentHosts:
         self.end(episode.key)
         self._found.append((episode.key, EnvironmentFailure(kind, text)))
 
-    def _seconds(self, call: Call) -> float:
-        return self._deadlines.reset if isinstance(call, Reset) else self._deadlines.step
-
     def _late(self) -> str:
         return f"{self._source.title()!r} has not been imported within {self._deadlines.start:g} s"
-
-
-def _received(call: Call, kind: object, value: object) -> Began | Stepped | str | None:
-    """An answer as a host sent it, which runs code that nobody checked; text for a failure, None for a closing.
-
-    Raises:
-        ValueError, TypeError: it is none.
-    """
-    if kind == "failed":
-        if not isinstance(value, str):
-            raise ValueError(f"a failure that is {type(value).__name__}")
-        return value
-    if isinstance(call, Close):
-        return None
-    expected = "began" if isinstance(call, Reset) else "stepped"
-    if kind != expected:
-        raise ValueError(f"{kind!r} in the place of {expected!r}")
-    if not isinstance(value, list) or len(value) != (3 if isinstance(call, Reset) else 7):
-        raise ValueError(f"what {expected} is of another form")
-    asked = checked_call(value.pop())
-    if isinstance(call, Reset):
-        began = checked_began(value)
-        return began if asked is None else replace(began, call=asked)
-    parts = value.pop()
-    found = checked_step(value)
-    if not parts and asked is None:
-        return found
-    return replace(found, parts=tuple(checked_observation(part, "step") for part in parts), call=asked)
-
-
-def _size(call: Call) -> int:
-    """Bytes of a call, about."""
-    if isinstance(call, Reset):
-        return 1024 + (len(pickle.dumps(call.options)) if call.options else 0)
-    return 128 + (4 * len(call.action) if isinstance(call, Step) else 0)
 
 
 def _bounded(action: str) -> str:

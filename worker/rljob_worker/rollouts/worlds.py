@@ -18,7 +18,8 @@ from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.turns import OBSERVED_BY, TOOL, Message, Render, Schema, TurnRenderer
 from rljob_worker.environments.base import AgentSource, Began, EnvironmentFailure, Stepped
 from rljob_worker.environments.check import Checked, check_environment, failure_error
-from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+from rljob_worker.environments.host_process import Deadlines
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.place import environment_place
 from rljob_worker.environments.tools import ToolSource
