@@ -27,6 +27,7 @@ from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.learn import Training
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.engine.arguments import max_model_length
+from rljob_worker.errors import NonFiniteError
 from rljob_worker.flow import Decision, GroupPool
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
@@ -78,26 +79,23 @@ class Surroundings:
     """Changes that attempts made at their resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Generation of a job."""
-
-    calls: PhaseCalls
-    """Waits for the engines."""
-    stop: threading.Event
-    """Ends it early."""
-
-
 class Job(ABC, Generic[H]):
     """A running job: the shared context of its loop, which is a subclass and has the order of the phases.
 
     Args:
         given: what it is given.
-        generation: how it generates.
         handover: how weights go to the engines.
+        engine_calls: waits for the engines, where they have a lane of their own.
+        given_up: ends generation early; default: the stop request does.
     """
 
-    def __init__(self, given: Surroundings, generation: Generation, handover: type[H]) -> None:
+    def __init__(
+        self,
+        given: Surroundings,
+        handover: type[H],
+        engine_calls: PhaseCalls | None = None,
+        given_up: threading.Event | None = None,
+    ) -> None:
         self.spec = spec = given.spec
         self._failures = given.failures
         self.clock = given.clock
@@ -116,10 +114,17 @@ class Job(ABC, Generic[H]):
         self._busy: dict[str, float] = {}
         self._unrecorded: StepRecord | None = None
         self.cluster = cluster = given.cluster
-        in_phase = PhaseCalls(given.calls, given.clock, spec.timeouts)
+        self._in_phase = in_phase = PhaseCalls(given.calls, given.clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
         self.rollouts = Rollouts(
-            spec, policy_of(spec), cluster.engines, generation.calls, pool, inputs, progress, generation.stop
+            spec,
+            policy_of(spec),
+            cluster.engines,
+            engine_calls or in_phase,
+            pool,
+            inputs,
+            progress,
+            given_up or given.stop,
         )
         self.profiles = Profiles(spec, given.records.folder, cluster.trainers, cluster.engines, given.events.write)
         self.training = Training(spec, cluster.trainers, in_phase, inputs.pictures)
@@ -288,6 +293,12 @@ class Job(ABC, Generic[H]):
         self._reward_parts = {name: mean for name, mean in written.reward_parts().items() if mean is not None}
         self._events.step = self.recovery.recorded_step = step.number
         self.profiles.at_boundary(step.number, self._calls)
+
+    def require_applied(self, step: Step) -> None:
+        """Record a step whose update was not applied, and raise NonFiniteError."""
+        if not step.applied:
+            self.record(step)
+            raise NonFiniteError(step.non_finite_reason())
 
     def status(self) -> DriverStatus:
         """Answer of `/v1/status`; thread-safe."""

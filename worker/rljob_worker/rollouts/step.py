@@ -88,9 +88,9 @@ class Step:
         return all(result.applied for result in self.trained)
 
     def non_finite_reason(self) -> str:
-        """Source of the value that stopped the update."""
+        """Source of the value that stopped the update, for people."""
         reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
-        return reasons[0] or "a loss or gradient was not finite"
+        return f"step {self.number}: {reasons[0] or 'a loss or gradient was not finite'}; the update was not applied"
 
     def masks(self, span: Span) -> bool:
         """Whether its tokens are left out of the loss, for they are too old."""

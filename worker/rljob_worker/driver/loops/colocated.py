@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rljob_api import derived
-from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.switch import Switch
-from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.errors import StopRequested
 from rljob_worker.rollouts.judging import Judging
 
 
@@ -15,9 +14,8 @@ class ColocatedLoop(Job[Switch]):
     """All phases are in one lane."""
 
     def __init__(self, given: Surroundings) -> None:
-        calls = PhaseCalls(given.calls, given.clock, given.spec.timeouts)
-        super().__init__(given, Generation(calls, given.stop), Switch)
-        self.judging = Judging(given.cluster.judges, calls, given.inputs.rewards, given.records)
+        super().__init__(given, Switch)
+        self.judging = Judging(given.cluster.judges, self._in_phase, given.inputs.rewards, given.records)
 
     @property
     def switch(self) -> Switch:
@@ -56,9 +54,7 @@ class ColocatedLoop(Job[Switch]):
             self.switch.wake_trainers()
         learn(self.training, clock, step, beside=self.write_samples)
         self.describe(step)
-        if not step.applied:
-            self.record(step)
-            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.require_applied(step)
         self.advance(step)
 
         if self.recovery.due_checkpoint():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rljob_api.how_many import how_many
 from rljob_api.spec import RecordsSpec
-from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.errors import JobError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.token_files import write_tokens
@@ -22,8 +21,7 @@ class EvaluationLoop(Job[Handover]):
     """One lane, without trainers: what is evaluated is recorded as step 0, with a row for each response."""
 
     def __init__(self, given: Surroundings) -> None:
-        calls = PhaseCalls(given.calls, given.clock, given.spec.timeouts)
-        super().__init__(given, Generation(calls, given.stop), Handover)
+        super().__init__(given, Handover)
         self._count = 0
 
     def start(self) -> int:

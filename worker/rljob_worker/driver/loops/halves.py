@@ -7,12 +7,11 @@ from rljob_api.how_many import how_many
 from rljob_worker.checkpoints.half_journal import HalfJournal, check_origin, origin_of, write_half
 from rljob_worker.checkpoints.journal import JournalStep
 from rljob_worker.checkpoints.reader import Found
-from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.switch import Switch
-from rljob_worker.errors import JobError, NonFiniteError, StopRequested, UserError
+from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.step import Step
 from rljob_worker.types import StepMetrics
@@ -23,12 +22,9 @@ class _HalfLoop(Job[Handover]):
 
     def __init__(self, given: Surroundings, begins_with: Found | None) -> None:
         spec = given.spec
-        calls = PhaseCalls(given.calls, given.clock, spec.timeouts)
-        handover = Handover if derived.divides_devices(spec) else Switch
-        super().__init__(given, Generation(calls, given.stop), handover)
+        super().__init__(given, Handover if derived.divides_devices(spec) else Switch)
         self._begins_with = begins_with
         self._origin = origin_of(spec, begins_with, given.inputs.model_folder, given.inputs.tokenizer)
-        self._first = 0 if begins_with is None else begins_with.state.step
 
     def start(self) -> int:
         """Begin with the checkpoint, if one was named, and bring the engines to the trainers' weights."""
@@ -149,9 +145,7 @@ class TrainingLoop(_HalfLoop):
         step = self.step_of(recorded)
         learn(self.training, self.clock, step, beside=self.write_samples)
         self.describe(step)
-        if not step.applied:
-            self.record(step)
-            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.require_applied(step)
         self.advance(step)
         if self.recovery.due_checkpoint() or recorded is self._half.steps[-1]:
             with self.clock.phase("checkpoint"):

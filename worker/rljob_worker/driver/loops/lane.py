@@ -11,10 +11,11 @@ from dataclasses import replace
 from rljob_api.phases import ENGINE_LANE
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import StopRequested
 from rljob_worker.phases import PhaseClock
+from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
 
 _SLICE_SECONDS = 0.05
@@ -123,8 +124,8 @@ class LanedLoop(Job[Handover]):
         trainers = given.calls.beside(
             given.stop, lambda: cluster.trainers.beside(Trainer.request_stop), self.lane.check
         )
-        generation = Generation(PhaseCalls(engines, clock, spec.timeouts), given_up)
-        super().__init__(replace(given, calls=trainers), generation, Handover)
+        engine_calls = PhaseCalls(engines, clock, spec.timeouts)
+        super().__init__(replace(given, calls=trainers), Handover, engine_calls, given_up)
 
     def train(self) -> None:
         """Run steps until the job is done; StopRequested when it was asked to stop before."""
@@ -140,6 +141,17 @@ class LanedLoop(Job[Handover]):
     @abstractmethod
     def train_steps(self) -> None:
         """Run steps until the job is done; StopRequested when it was asked to stop before one."""
+
+    def begin_generation(self, step: Step, score: Callable[[], None]) -> None:
+        """Have the engines' lane generate for a step, and wait for rewards."""
+
+        def make() -> None:
+            with self.lane.clock.phase("rollout"):
+                self.rollouts.generate(step)
+            with self.lane.clock.phase("reward_wait"):
+                score()
+
+        self.lane.begin(make)
 
     def hand_over(self) -> None:
         """Give the engines, which stand still, the weights of the step; evaluate where it is due."""

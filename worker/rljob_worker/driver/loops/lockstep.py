@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.loops.lane import LanedLoop
-from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.errors import StopRequested
 from rljob_worker.rollouts.step import Step
 
 
@@ -31,9 +31,7 @@ class LockstepLoop(LanedLoop):
 
         learn(self.training, clock, step, beside=self.write_samples)
         self.describe(step)
-        if not step.applied:
-            self.record(step)
-            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.require_applied(step)
 
         with clock.phase("batch_wait"):
             complete = self.finish_ahead()
@@ -51,15 +49,9 @@ class LockstepLoop(LanedLoop):
     def begin_batch(self, step: Step | None) -> None:
         """Have the engines' lane generate and score a step's batch; nothing where there is none to make."""
         if step is None:
-            return self.lane.idle()
-
-        def make() -> None:
-            with self.lane.clock.phase("rollout"):
-                self.rollouts.generate(step)
-            with self.lane.clock.phase("reward_wait"):
-                self.rollouts.collect_rewards()
-
-        return self.lane.begin(make)
+            self.lane.idle()
+        else:
+            self.begin_generation(step, self.rollouts.collect_rewards)
 
     def finish_ahead(self) -> bool:
         """Wait for the batch of the step after, now that this one was trained on; False where a stop ended it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.loops.lane import LanedLoop
-from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.errors import StopRequested
 from rljob_worker.rollouts.step import Step
 
 
@@ -30,8 +30,7 @@ class OverlappedLoop(LanedLoop):
             complete = self.pause(step)
         if not step.applied:
             self.describe(step)
-            self.record(step)
-            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.require_applied(step)
         self.advance(step)
         if not complete:
             self.describe(step)
@@ -48,14 +47,7 @@ class OverlappedLoop(LanedLoop):
     def begin_step(self) -> Step:
         """Begin the next step: its engines' lane is at work from here on."""
         step = self.rollouts.next_step()
-
-        def make() -> None:
-            with self.lane.clock.phase("rollout"):
-                self.rollouts.generate(step)
-            with self.lane.clock.phase("reward_wait"):
-                self.rollouts.wait_for_rewards()
-
-        self.lane.begin(make)
+        self.begin_generation(step, self.rollouts.wait_for_rewards)
         return step
 
     def pause(self, step: Step) -> bool:

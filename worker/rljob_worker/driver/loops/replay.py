@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rljob_api import derived
 from rljob_worker.checkpoints.journal import JournalStep
-from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.learn import learn
 from rljob_worker.driver.replay import Comparison, Plan, asked_spans
 from rljob_worker.driver.switch import Switch
@@ -21,10 +20,7 @@ class ReplayLoop(Job[Handover]):
     """One lane, whatever mode the run had: nothing is to be gained beside another."""
 
     def __init__(self, given: Surroundings, plan: Plan, comparison: Comparison) -> None:
-        spec = given.spec
-        calls = PhaseCalls(given.calls, given.clock, spec.timeouts)
-        handover = Handover if derived.divides_devices(spec) else Switch
-        super().__init__(given, Generation(calls, given.stop), handover)
+        super().__init__(given, Handover if derived.divides_devices(given.spec) else Switch)
         self.plan = plan
         self.comparison = comparison
 
@@ -46,7 +42,7 @@ class ReplayLoop(Job[Handover]):
         step = self.step_of(recorded)
         learn(self.training, self.clock, step)
         if not step.applied:
-            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+            raise NonFiniteError(step.non_finite_reason())
         self.compare_training(step)
         self.advance(step)
 
