@@ -13,7 +13,6 @@ INT64_MAX = 2**63 - 1
 
 PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX, json_schema_extra={"format": "int32"})]
 NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX, json_schema_extra={"format": "int32"})]
-ByteCount = Annotated[int, Field(ge=1, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Port = Annotated[int, Field(ge=1, le=65535, json_schema_extra={"format": "int32"})]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]

@@ -16,7 +16,6 @@ from rljob_api.profiles import HardwareProfile
 from rljob_api.queue_label import QUEUE_LABEL
 from rljob_api.spec import QueueSystem, RLJobSpec
 
-_NO_AFFINITY = "is no affinity of a pod: nodeAffinity, podAffinity or podAntiAffinity, each a mapping"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _GANGS = (QueueSystem.VOLCANO, QueueSystem.MIND_CLUSTER)
 

@@ -30,9 +30,6 @@ from rljob_worker.algorithms.logits import (
 )
 from rljob_worker.types import SamplingParams
 
-MAX_TOKEN_ID = 2**24
-"""Ids below it are exact in float32, in which a table has them."""
-
 
 @dataclass(frozen=True, slots=True)
 class TeacherRows:

@@ -22,7 +22,7 @@ from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.cluster.actor import Location
 from rljob_worker.cluster.calls import Call, Calls
 from rljob_worker.cluster.elastic import Elastic, network_route
-from rljob_worker.cluster.groups import Group, Process
+from rljob_worker.cluster.groups import Api, Group, Process
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.cluster.placement import Placement, engines_alone, reserve_devices, without_judges
@@ -241,13 +241,10 @@ class Cluster:
         if self._made.embedded:
             return
         with ExitStack() as stack:
-            models = {str(self._model_folder): "the model"}
-            if self._critic_folder is not None:
-                models |= {str(self._critic_folder): "the critic's model"}
-            if self._teacher_folder is not None:
-                models |= {str(self._teacher_folder): "the teacher's model"}
-            if self._judge is not None:
-                models |= {str(self._judge.folder): "the judge's model"}
+            judged = None if self._judge is None else self._judge.folder
+            named = {"model": self._model_folder, "critic's model": self._critic_folder}
+            named |= {"teacher's model": self._teacher_folder, "judge's model": judged}
+            models = {str(folder): f"the {what}" for what, folder in named.items() if folder is not None}
             expected = dict(models)
             for folder, what in ((self._made.logs, "the run folder"), (self._checkpoints, "the checkpoints")):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +267,6 @@ class Cluster:
         Side by side on CPU. On devices that are shared the engines come first and sleep then: vLLM measures free memory
         while it starts, and refuses one that grows or is too little because of a trainer.
         """
-        assert self._placement is not None
         seconds = self.spec.timeouts.start_seconds
         # First of all: what hangs or is to be ended can be signalled by its pid alone.
         located = [*self.trainers.locate(), *self.engines.locate(), *self.judges.locate()]
@@ -286,23 +282,18 @@ class Cluster:
                 "start", self.trainers.call(Trainer.setup), self.engines.call(Engine.start), seconds, until_stop=True
             )
             judges = self._started_judges(calls, starting)
-        nodes = self._placement.nodes
+        trained = self._seats(self.trainers, [(started.device,) for started in trainers])
         if judges:
             check_judges = check_apart if derived.judge_devices_per_node(self.spec) else check_pairing
-            check_judges(
-                [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
-                [(nodes[one.node].id, started.device) for one, started in zip(self.judges, judges)],
-                "judges",
-            )
+            check_judges(trained, self._seats(self.judges, [(started.device,) for started in judges]), "judges")
         check = check_pairing if self._shares_devices else check_apart
-        check(
-            [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
-            [
-                (nodes[process.node].id, device)
-                for process, started in zip(self.engines, engines)
-                for device in started.devices
-            ],
-        )
+        check(trained, self._seats(self.engines, [started.devices for started in engines]))
+
+    def _seats(self, processes: Group[Api], devices: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+        """Node id and identity of each device of some processes."""
+        assert self._placement is not None
+        nodes = self._placement.nodes
+        return [(nodes[process.node].id, device) for process, own in zip(processes, devices) for device in own]
 
     def _started_judges(self, calls: Calls, starting: Sequence[Call[JudgeStarted]]) -> list[JudgeStarted]:
         """A judge's processes when they have started; they sleep then, unless their devices are their own."""
@@ -353,7 +344,7 @@ class Cluster:
                 if gone:
                     logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
         time.sleep(0.5)
-        return [self._made.stacks_file(p.name) for p in (*self.trainers, *self.engines, *self.judges)]
+        return [self._made.stacks_file(process.name) for process in (*self.trainers, *self.engines, *self.judges)]
 
     def _processes(self) -> list[Process[Trainer] | Process[Engine] | Process[JudgeEngine]]:
         return [
@@ -415,15 +406,14 @@ def _meeting_place(spec: RLJobSpec, nodes: Nodes, folders: Sequence[str], second
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def check_pairing(
-    trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]], others: str = "engines"
-) -> None:
+Seats = Sequence[tuple[str, str]]
+"""Node id and device identity of each rank of some processes."""
+
+
+def check_pairing(trainers: Seats, engines: Seats, others: str = "engines") -> None:
     """Trainer and engine ranks must sit on the same devices of the same nodes: each device once on either side.
 
-    Args:
-        trainers: node id and device identity of each trainer.
-        engines: those of each engine's ranks, or of other processes there.
-        others: what those are called.
+    `engines` may be other processes, which `others` names.
     """
     training, serving = sorted(trainers), sorted(engines)
     if training != serving or len(set(training)) != len(training):
@@ -433,16 +423,8 @@ def check_pairing(
         )
 
 
-def check_apart(
-    trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]], others: str = "engines"
-) -> None:
-    """Each trainer and engine rank must have a device of its own.
-
-    Args:
-        trainers: node id and device identity of each trainer.
-        engines: those of each engine's ranks, or of other processes there.
-        others: what those are called.
-    """
+def check_apart(trainers: Seats, engines: Seats, others: str = "engines") -> None:
+    """Each trainer and engine rank must have a device of its own; `others` as of `check_pairing`."""
     if len({*trainers, *engines}) != len(trainers) + len(engines):
         raise JobError(
             f"start: trainers run on devices {_listed(sorted(trainers))}, {others} on {_listed(sorted(engines))}; "
@@ -450,5 +432,5 @@ def check_apart(
         )
 
 
-def _listed(devices: Sequence[tuple[str, str]]) -> str:
+def _listed(devices: Seats) -> str:
     return ", ".join(f"{device} of node {node[:8]}" for node, device in devices)

@@ -176,7 +176,7 @@ def forward_pass(spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int,
     return PassBytes(
         max(batch.tokens * layer, hidden),
         logits_bytes(spec, model, job, batch),
-        loss_chunks(spec, model, job),
+        loss_chunks(model, job),
     )
 
 
@@ -205,7 +205,7 @@ def head_work(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBat
 
     The latter is added up in fp32 where there are several blocks; in bf16 each one's product is beside it.
     """
-    chunks, size = loss_chunks(spec, model, job), itemsize(spec)
+    chunks, size = loss_chunks(model, job), itemsize(spec)
     if batch.responses <= _blocks(spec, model, job).kept:
         return chunks
     weight = _columns(model, job) * model.hidden_size
@@ -223,7 +223,7 @@ def _columns(model: ModelFacts, job: JobShape) -> int:
     return -(-model.vocab_size // job.trainers.tp)
 
 
-def loss_chunks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> int:
+def loss_chunks(model: ModelFacts, job: JobShape) -> int:
     """fp32 temporaries of the loss: bounded chunks, at least one row."""
     chunk = max(CHUNK_ELEMENTS.get(job.kind, DEFAULT_CHUNK_ELEMENTS), _columns(model, job))
     return _LOSS_TEMPORARIES * chunk * _FP32

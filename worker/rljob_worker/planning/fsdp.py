@@ -64,7 +64,7 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
     in fp32, before each rank gets the sums of its rows.
     """
     batch = batch.share(job.trainers.cp)
-    size, kept, chunks = itemsize(spec), _saved(spec, model, job, batch), loss_chunks(spec, model, job)
+    size, kept, chunks = itemsize(spec), _saved(spec, model, job, batch), loss_chunks(model, job)
     activations = kept.outside + sum(kept.layers)
     if spec.training.recompute is not Recompute.NONE:
         activations = kept.outside + len(kept.layers) * kept.input + max(kept.layers)
@@ -93,7 +93,7 @@ def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, 
     return PassBytes(
         max(kept.layers) + kept.input,
         _logits(spec, model, job, batch, kept, copies=1),
-        max(loss_chunks(spec, model, job), _merged(spec, model)),
+        max(loss_chunks(model, job), _merged(spec, model)),
         gathered=_gathered(spec, model),
     )
 

@@ -33,10 +33,8 @@ def plan_memory(
         UserError: sizes that do not fit the model or the devices.
     """
     job = job_shape(spec, model)
-    known = device_memory(spec)
-    source = "--device-memory" if device_bytes else "not known"
-    if device_bytes is None and known is not None:
-        device_bytes, source = known.nbytes, known.source
+    if device_bytes is None and (known := device_memory(spec)) is not None:
+        device_bytes = known.nbytes
     batch = largest_micro_batch(spec, model, job)
     kind = TwoGroupsPlanner if derived.divides_devices(spec) else Planner
     planner = kind(spec, model, job, batch, device_bytes)
@@ -45,7 +43,7 @@ def plan_memory(
     if device_bytes is not None and isinstance(model, ModelConfig):
         longest = _longest(lambda length: _fits(planner, device_bytes, length))
     handed, whole = planner.handed_over, planner.of_model
-    return MemoryPlan(job, planner.engine, batch, devices, hosts, source, handed, whole, longest)
+    return MemoryPlan(job, planner.engine, batch, devices, hosts, handed, whole, longest)
 
 
 def _fits(planner: Planner, device_bytes: int, length: int) -> bool:

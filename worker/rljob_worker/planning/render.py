@@ -53,7 +53,7 @@ def as_renderable(
     parts: list[RenderableType] = []
     for table in plan.tables:
         parts += [_table(table, unit, size), Text(_verdict(table, unit, size)), Text()]
-    lines = [*_longest(plan), *_cache(plan, hint), *_handed_over(plan), *_advice(plan, remedies, unit, size)]
+    lines = [*_longest(plan), *_cache(plan, hint), *_handed_over(plan), *_advice(remedies, unit, size)]
     parts += [Text(line) for line in lines]
     parts += [Text(), Text("assumed:"), *(Text(f"- {line}") for line in assumed)]
     return Group(*parts)
@@ -163,7 +163,7 @@ def _cache(plan: MemoryPlan, hint: Change | None) -> list[str]:
     return said if hint is None else [*said, f"  --set {hint.setting} would fit too ({hint.cost})"]
 
 
-def _advice(plan: MemoryPlan, remedies: Remedies | None, unit: str, size: int) -> list[str]:
+def _advice(remedies: Remedies | None, unit: str, size: int) -> list[str]:
     if remedies is None:
         return []
     if remedies.alone:

@@ -61,7 +61,6 @@ class MemoryPlan:
     """One for each kind of rank: a pipeline stage, with the engine rank on the same device, or beside it."""
     hosts: list[MemoryTable]
     """Tables of the fullest node of each group."""
-    device_source: str
     handed_over: int
     """Bytes that an engine gets in a step."""
     of_model: int

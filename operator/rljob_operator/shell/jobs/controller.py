@@ -324,7 +324,7 @@ class Controller:
         self._note_seen(key, _Seen(running, is_idle(after), finished))
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
         self.store.observe_status(before if retry_after is not None else after)
-        self.queue.add_after(key, self._next_look(key, plan, retry_after))
+        self.queue.add_after(key, self._next_look(plan, retry_after))
 
     def _note_seen(self, key: JobKey, seen: _Seen | None) -> None:
         self._running -= self._seen.pop(key, _UNSEEN).running
@@ -341,7 +341,7 @@ class Controller:
         """Such a job needs little of us, and everything else of it waits for that."""
         return self.informers.clusters.get(*key) is None and not self._seen.get(key, _UNSEEN).idle
 
-    def _next_look(self, key: JobKey, plan: Plan, retry_after: float | None) -> float | None:
+    def _next_look(self, plan: Plan, retry_after: float | None) -> float | None:
         """Seconds until the job is looked at anyhow, or (`retry_after`) its held back status is written; None: neither.
 
         With many running jobs that is later than their plans say, so that all together stay within `looks_per_second`.
