@@ -138,13 +138,10 @@ class Recovery:
             The record of its step, where the attempt before ended between that checkpoint and the step's end.
         """
         found = self._checkpoints.newest_whole(self._damage, self._fell_back)
-        return None if found is None else self._restore(found)
+        return None if found is None else self.restore(found)
 
-    def restore(self, found: Found) -> None:
-        """Continue from a checkpoint that was verified, which may be another run's."""
-        self._restore(found)
-
-    def _restore(self, found: Found) -> StepRecord | None:
+    def restore(self, found: Found) -> StepRecord | None:
+        """Continue from a checkpoint that was verified, which may be another run's; returns as `restore_latest`."""
         state, folder = found.state, found.folder
         if not found.verified:
             self._trusted(state.step, folder)
