@@ -412,8 +412,8 @@ SAFETY_FAULTS = (
     Fault(
         "a sweep looks at a run when it comes to it",
         "worker/rljob_worker/cli/sweep.py",
-        "        look(own, without_rows(read_manifest(own), arguments.skip_prompt), one.folder)\n",
-        "        read_manifest(own)\n",
+        "        look(own, job, one.folder)\n",
+        "",
         "tests/worker/cli/test_bad_inputs.py",
     ),
 )
