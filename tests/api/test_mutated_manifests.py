@@ -56,7 +56,7 @@ BLOCKS = [
 
 def mutant(draws: random.Random) -> tuple[dict[str, Any], list[Any]]:
     name = draws.choice(sorted(EXAMPLES))
-    document, done = copy.deepcopy(EXAMPLES[name]), [name]
+    document, done = copy.deepcopy(EXAMPLES[name]), list[Any]([name])
     for _ in range(draws.randint(1, 3)):
         place = draws.choice([place for place in places(document) if place[0] == "spec" and len(place) > 1])
         kind, holder = draws.random(), at(document, place[:-1])
