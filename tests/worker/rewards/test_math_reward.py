@@ -112,7 +112,7 @@ RESPONSES = {
     "displays": r"\[" * 50_000, "bare boxes": r"\boxed" * 16_000, "question": "=7 " * 33_000 + "?",
     "thinking": "<think>7</think>" * 6000 + "<think>", "hashes": "####" * 25_000, "tokens": "<|" * 50_000,
     "backslashes": "\\" * 100_000, "formulas": "$x$ " * 25_000 + "$", "answers": "Answer:\n" * 12_000,
-    "ends": "</s>" * 25_000,
+    "ends": "</s>" * 25_000, "letters behind": "the answer is $8$" + "a/" * 400 + "!",
 }  # fmt: skip
 
 

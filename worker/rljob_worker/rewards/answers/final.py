@@ -186,7 +186,7 @@ def _of_line(line: str) -> str:
                 break
             end = following.end()
         rest = line[end:]
-        unit = re.match(r"\s*(?:\\?%|°|(?:[a-zA-Z²³/^]+\s?){1,4})(?=[.,;]|\s*$)", rest)
+        unit = re.match(r"\s*(?:\\?%|°|(?:[a-zA-Z²³/^]++\s?+){1,4}+)(?=[.,;]|\s*$)", rest)
         return line[:end] + (unit[0] if unit else "")
     stop = _SENTENCE_END.search(line)
     sentence = line[: stop.start()] if stop else line
