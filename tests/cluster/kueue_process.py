@@ -15,7 +15,7 @@ from kube import Object, wait_until
 from network import Network
 from programs import files, program
 
-KUEUE = "kueue.x-k8s.io/v1beta1"
+KUEUE = "kueue.x-k8s.io/v1beta2"
 NPU = "huawei.com/Ascend910"
 FLAVOR_LABEL = "test.rljob.dev/flavor"
 _WEBHOOKS = ("clusterqueues", "resourceflavors", "workloads", "cohorts", "rayclusters")
@@ -83,13 +83,13 @@ class KueueProcess:
             metadata = {"name": name, **({"namespace": namespace} if kind == "LocalQueue" else {})}
             self._control_plane.kube.create({"apiVersion": KUEUE, "kind": kind, "metadata": metadata, "spec": spec})
 
-    def take(self, namespace: str, priority: int, cpus: str) -> str:
+    def take(self, namespace: str, priority: int, cpus: str, **annotations: str) -> str:
         """Make a workload of another kind in that queue, which takes so much for itself; returns its name."""
         container = {"name": "one", "image": "none", "resources": {"requests": {"cpu": cpus}}}
         pods = {"name": "main", "count": 1, "template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
         name = unique("urgent")
         spec = {"queueName": "rl", "priority": priority, "podSets": [pods]}
-        metadata = {"name": name, "namespace": namespace}
+        metadata = {"name": name, "namespace": namespace, "annotations": annotations}
         self._control_plane.kube.create({"apiVersion": KUEUE, "kind": "Workload", "metadata": metadata, "spec": spec})
         return name
 
@@ -101,7 +101,7 @@ class KueueProcess:
 
     def _configuration(self, webhooks: int, probe: int) -> dict[str, Any]:
         return {
-            "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "namespace": "kueue-system",
             "health": {"healthProbeBindAddress": f"127.0.0.1:{probe}"},
@@ -111,7 +111,7 @@ class KueueProcess:
             "internalCertManagement": {"enable": False},
             "clientConnection": {"qps": 1000, "burst": 2000},
             "integrations": {"frameworks": ["ray.io/raycluster"]},
-            "featureGates": {"VisibilityOnDemand": False},
+            "featureGates": {"VisibilityOnDemand": False, "PriorityBoost": True},
         }
 
     def _install_webhooks(self, port: int) -> None:

@@ -98,7 +98,7 @@ PROGRAMS = {
         Program(
             "kueue",
             "sigs.k8s.io/kueue",
-            "v0.13.2",
+            "v0.17.0",
             "sigs.k8s.io/kueue/cmd/kueue",
             files={"config": "config/components"},
         ),

@@ -123,7 +123,7 @@ def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
 
 @scenario
 def kueue_is_told_what_a_preemption_would_cost(case: Case) -> None:
-    """Kueue 0.13 leaves the annotations alone, and its webhook lets them be written; it does not act on them."""
+    """Its webhook lets the annotations be written, and Kueue leaves them there."""
     make_queue(case)
     # It saves within a second and does not end while the rest of this happens, however slow the machine is.
     first, second = Attempt(step_seconds=0.5), Attempt(step_seconds=0.005)
@@ -156,7 +156,7 @@ def kueue_is_told_what_a_preemption_would_cost(case: Case) -> None:
 def more_than_the_queue_will_ever_have(case: Case) -> None:
     make_queue(case)
     case.create(*queued(npus=4))
-    wait_waiting(case, "job", "ExceedsMaxQuota", NPU, "(4 > 2)", "spec.resources")
+    wait_waiting(case, "job", "ExceedsMaxQuota", NPU, "(4) > maximum capacity (2)", "spec.resources")
     assert case.pods() == []
     # A suspended job leaves the queue, and its Workload with it.
     case.change({"suspend": True})
@@ -190,3 +190,22 @@ def a_suspended_job_gives_its_quota_back(case: Case) -> None:
 @pytest.mark.parametrize("name", drawn("queues", list(scenario.functions), 2))
 def test_queueing(name: str, running: Running) -> None:
     running.result(name)
+
+
+@pytest.mark.usefixtures("running")
+def test_kueue_spares_the_workload_whose_boost_is_higher(control_plane: KwokCluster, namespace: str) -> None:
+    """The contract of `settings.kueuePriorityBoost`; of equal workloads the one that was admitted last goes."""
+    kueue, kube = KueueProcess(control_plane), control_plane.kube
+    kueue.queue(namespace, QUOTA, cpus="3")
+
+    def taken(priority: int, boost: str) -> str:
+        name = kueue.take(namespace, priority, "1", **{BOOST: boost})
+        kube.wait_for(
+            WORKLOADS, namespace, name, lambda one: conditions(one).get("Admitted", {}).get("status") == "True"
+        )
+        return name
+
+    names = [taken(0, "3"), taken(0, "0"), taken(0, "3")]
+    kueue.take(namespace, 1000, "1")
+    kube.wait_for(WORKLOADS, namespace, names[1], lambda one: "Preempted" in conditions(one))
+    assert [name for name in names if "Preempted" in conditions(kube.get(WORKLOADS, namespace, name))] == [names[1]]
