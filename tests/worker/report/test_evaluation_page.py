@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ def test_the_page_shows_hostile_texts_and_obeys_none(folder: Path, capsys: pytes
     page = Page(write_evaluation_page(folder).read_text(encoding="utf-8"))
     assert page.tags.count("script") == 4
     assert "img" not in page.tags
+    below = [tag for tag in page.tags if tag in ("h2", "table")]
+    assert below[0] == "table", "the facts, below the page's name"
+    assert all(one != other for one, other in pairwise(below)), "each other table has a heading of its own"
     assert 'alert("x")' in page.text
     assert "\x1b" not in page.text
     assert main(["report", str(folder)]) == 0

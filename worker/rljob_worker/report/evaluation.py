@@ -159,7 +159,7 @@ def write_evaluation_page(run_folder: Path) -> Path:
     parts: list[Part] = [Table([], facts), Heading("Sets"), Table(*_table(evaluation))]
     for one in evaluation.sets:
         values = [[_range(count), str(count.count)] for count in one.distribution]
-        parts += [Table([f"rewards of {one.name}", "responses"], values)]
+        parts += [Heading(f"Rewards of {one.name}"), Table(["reward", "responses"], values)]
         parts += [Heading(f"Worst and best samples of {one.name}")]
         parts += [sample_table([row for row in samples if row["source"] == one.name])]
     parts += [Heading("All samples"), Place("samples")]
