@@ -6,7 +6,8 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from jobs import finish, manifest, start
@@ -14,6 +15,7 @@ from support.samples import unless_drawn
 
 from rljob_worker.checkpoints.half_journal import FILE, Origin, check_origin, read_half, write_half
 from rljob_worker.checkpoints.reader import Checkpoints
+from rljob_worker.cli.halves import HalfInputs
 from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
 from rljob_worker.records.steps import read_steps
@@ -21,9 +23,10 @@ from rljob_worker.records.steps import read_steps
 ORIGIN = Origin("w", "the weights that spec.model begins with", "t", {"spec.algorithm.clipHigh": 0.28})
 
 
-def run(*arguments: str | Path) -> None:
+def run(*arguments: str | Path) -> str:
     code, output = finish(start("run", *arguments))
     assert code == 0, output
+    return output
 
 
 def trained(folder: Path, step: int) -> tuple[Any, dict[str, Any], dict[str, float]]:
@@ -49,12 +52,23 @@ def test_two_halves_are_the_whole_to_the_bit(tmp_path: Path) -> None:
     assert trained(halves, 1) == trained(whole, 1)
 
     # From a checkpoint, the second step: not that of the journal above, whose weights are the first's.
-    run(job, "--only", "rollout", "--checkpoint", halves, "--output", tmp_path / "second")
+    assert "step 3/3  eta 0:00" in run(
+        job, "--only", "rollout", "--checkpoint", halves, "--output", tmp_path / "second"
+    )
     wrong = start("run", job, "--only", "train", "--from", tmp_path / "second", "--output", tmp_path / "no")
     code, output = finish(wrong)
     assert code == 2, output
     assert "begins with step 3, the job goes on with step 1" in output
     assert not (tmp_path / "no").exists(), "what was refused leaves nothing"
+
+
+def test_progress_counts_to_the_last_step_of_the_half() -> None:
+    after_12 = cast("Any", SimpleNamespace(state=SimpleNamespace(step=12)))
+    of_two = cast("Any", SimpleNamespace(steps=[None, None]))
+    assert [HalfInputs(None, None).last_step(sampled) for sampled in (1, 3)] == [1, 3]
+    assert HalfInputs(after_12, None).last_step(1) == 13
+    assert HalfInputs(None, of_two).last_step(1) == 2
+    assert HalfInputs(after_12, of_two).last_step(1) == 14
 
 
 def written(folder: Path, **origin: Any) -> Path:

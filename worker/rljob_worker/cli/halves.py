@@ -107,6 +107,11 @@ class HalfInputs:
     half: HalfJournal | None
     """The samples that are trained on."""
 
+    def last_step(self, sampled: int) -> int:
+        """The number of the half's last step, where `sampled` are asked for or all of the samples are trained on."""
+        begins_after = 0 if self.found is None else self.found.state.step
+        return begins_after + (sampled if self.half is None else len(self.half.steps))
+
 
 def half_inputs(arguments: argparse.Namespace) -> HalfInputs:
     """Read them. Raises UserError where there are none, or they are damaged."""

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         from rljob_worker.driver.run import run_job
 
     own = {} if half is None else half_run(half, arguments.steps)
-    with RunProgress(console, (arguments.steps or 1) if arguments.only else job.spec.steps) as progress:
+    with RunProgress(console, job.spec.steps if half is None else half.last_step(arguments.steps or 1)) as progress:
         outcome = run_job(
             job,
             output,
