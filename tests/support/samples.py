@@ -74,7 +74,7 @@ GROUPS = (
         "groups at the bound: Discard",
     ),
     ("episodes in Async: Together", "episodes in Async: Free", "episodes that fail", "episodes of two steps"),
-    ("apart: tools", "apart: agent"),
+    ("tools apart: staleness 0", "tools apart: kills"),
     ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
     (
         "a job with a critic",

@@ -1,4 +1,4 @@
-"""Tools and agents where trainers and engines have devices of their own: the bits of Colocated, and kills in Async."""
+"""Tools where trainers and engines have devices of their own: the bits of Colocated, and kills in Async."""
 
 from __future__ import annotations
 
@@ -20,33 +20,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EXAMPLES = REPOSITORY / "examples"
 GROUPS, SAMPLES, TURNS, MOST = 4, 4, 2, 2
 SHARED = {"profile": "cpu", "devicesPerNode": 1, "threadsPerDevice": 1}
-PLAYED: dict[str, dict[str, Any]] = {
-    "tools": {
-        "environment": {"tools": [{"python": f"{EXAMPLES}/tools.py:Boxes"}]},
-        "reward": {"python": f"{EXAMPLES}/tools.py:opened"},
-        "parser": {"toolParser": "hermes"},
-    },
-    # The second call begins a stream of its own.
-    "agent": {
-        "environment": {"agent": {"python": f"{EXAMPLES}/agent.py:play"}, "args": {"forget": True}},
-        "reward": {"name": "environment"},
-        "parser": {},
-    },
-}
-each_kind = [pytest.param(kind, marks=unless_drawn(f"apart: {kind}")) for kind in PLAYED]
+TOOLS = {"tools": [{"python": f"{EXAMPLES}/tools.py:Boxes"}]}
 
 
-def job_of(folder: Path, kind: str, steps: int, mode: str, rollout: dict[str, Any]) -> Path:
+def job_of(folder: Path, steps: int, mode: str, rollout: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
-    played = PLAYED[kind]
-    environment = {**played["environment"], "processes": 1, "perProcess": (MOST + 1) * GROUPS * SAMPLES}
+    environment = {**TOOLS, "processes": 1, "perProcess": (MOST + 1) * GROUPS * SAMPLES}
     return manifest(
         folder,
         steps=steps,
         mode=mode,
         data={"path": str(EXAMPLES / "tools.jsonl"), "applyChatTemplate": True, "environment": environment},
-        reward=played["reward"],
-        episodes={"maxTurns": TURNS, "maxTokensPerTurn": 2, "maxTokens": 48, **played["parser"]},
+        reward={"python": f"{EXAMPLES}/tools.py:opened"},
+        episodes={"maxTurns": TURNS, "maxTokensPerTurn": 2, "maxTokens": 48, "toolParser": "hermes"},
         training={"precision": "fp32", "optimizer": {"lr": 1.0e-3}},
         rollout={"promptsPerStep": GROUPS, "samplesPerPrompt": SAMPLES, "maxResponseTokens": 2, **rollout},
         resources=SHARED if mode == "Colocated" else ONE_AND_ONE,
@@ -55,12 +41,12 @@ def job_of(folder: Path, kind: str, steps: int, mode: str, rollout: dict[str, An
     )
 
 
-@pytest.mark.parametrize("kind", each_kind)
-def test_at_staleness_0_they_have_the_bits_of_colocated(kind: str, tmp_path: Path) -> None:
+@unless_drawn("tools apart: staleness 0")
+def test_at_staleness_0_they_have_the_bits_of_colocated(tmp_path: Path) -> None:
     runs = {}
     # In Disaggregated and in Async the same code takes turns: `test_lockstep.py` runs both.
     for mode, rollout in (("Colocated", {}), ("Async", {"staleness": {"max": 0}})):
-        job = job_of(tmp_path / mode, kind, 3, mode, rollout)
+        job = job_of(tmp_path / mode, 3, mode, rollout)
         runs[mode] = tmp_path / mode / "run"
         code, output = run("run", job, "--output", runs[mode])
         assert code == 0, output
@@ -68,11 +54,11 @@ def test_at_staleness_0_they_have_the_bits_of_colocated(kind: str, tmp_path: Pat
     assert digest_of_trajectories(runs["Async"]) == digest_of_trajectories(runs["Colocated"])
 
 
-@pytest.mark.parametrize("kind", each_kind)
-def test_kills_of_their_host_and_of_the_driver_lose_no_prompt(kind: str, tmp_path: Path) -> None:
-    chance, steps = random.Random(f"{SEED} {kind} in Async"), 8
+@unless_drawn("tools apart: kills")
+def test_kills_of_their_host_and_of_the_driver_lose_no_prompt(tmp_path: Path) -> None:
+    chance, steps = random.Random(f"{SEED} tools in Async"), 8
     stale = {"staleness": {"max": MOST, "order": "ReadyFirst"}}
-    job, folder = job_of(tmp_path, kind, steps, "Async", stale), tmp_path / "run"
+    job, folder = job_of(tmp_path, steps, "Async", stale), tmp_path / "run"
     # Between them two checkpoints are due: what is counted of the first is in a record that stays.
     faults = [
         {"do": "kill", "process": process, "phase": phase, "step": step, "delay": chance.uniform(0, lasts)}
@@ -89,12 +75,12 @@ def test_kills_of_their_host_and_of_the_driver_lose_no_prompt(kind: str, tmp_pat
     assert latest[steps]["prompts"]["open"] == []
     assert sum(record["metrics"]["rollout/episodes/failures/infra"] for record in read_steps(folder)) >= 1
     for step in range(1, steps + 1):
-        check_step(read_trajectories(folder, step)[1], latest[step]["metrics"], step, kind)
+        check_step(read_trajectories(folder, step)[1], latest[step]["metrics"], step)
     code, output = run("replay", folder, "--step", str(steps))
     assert code == 0, output
 
 
-def check_step(samples: list[dict[str, Any]], metrics: dict[str, float], step: int, kind: str) -> None:
+def check_step(samples: list[dict[str, Any]], metrics: dict[str, float], step: int) -> None:
     """Its groups are whole and within the bound, and each sampled token is trained on once."""
     assert metrics["rollout/staleness/max"] <= MOST
     assert Counter(Counter(sample["ordinal"] for sample in samples).values()) == {SAMPLES: GROUPS}
@@ -102,5 +88,3 @@ def check_step(samples: list[dict[str, Any]], metrics: dict[str, float], step: i
         assert 1 <= len(sample["turns"]) <= TURNS
         assert sample["response_tokens"] == sum(turn["tokens"] for turn in sample["turns"])
         assert all(step - 1 - MOST <= span["version"] <= step - 1 for span in sample["spans"])
-    if kind == "agent":
-        assert metrics["rollout/episodes/streams/max"] == TURNS
