@@ -86,7 +86,8 @@ ANSWERS = {
     "colons": "1:" * 900 + "1", "spaces": "7" + " " * 3900, "power of x": "x^{10^{20}}", "percent": "%" * 3000,
     "degrees": r"\deg" * 900, "money": "$" * 3001 + "1",
     "commas": "1,000" * 700, "symbols": r"\alpha\beta" * 300, "dots": "0." + "3" * 1900 + "...",
-    "or": "1 or " * 700 + "1", "quotients": "a/b" * 1300, "spaces in text": r"\text{" + " " * 3900 + "}",
+    "or": "1 or " * 700 + "1", "marks": "7" + "!" * 550, "marks behind a power": "x^2" + "!" * 550,
+    "degrees behind": "7" + r"\deg" * 550, "quotients": "a/b" * 1300, "spaces in text": r"\text{" + " " * 3900 + "}",
     "ties in text": r"\text{" + "~" * 3900 + "}",
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ from fractions import Fraction
 MAX_TOKENS = 600
 MAX_DEPTH = 40
 MAX_DIGITS = 2000
+_MOST_MARKS = 4
+"""Factorials and degrees one behind the other."""
 
 
 class NotAnExpressionError(ValueError):
@@ -190,7 +192,8 @@ class _Parser:
         if self._is("^"):
             self._at += 1
             node = Node("power", (node, self._exponent()))
-            while self._is("!", "!!"):
+            # A factorial behind a power is one of it; more are behind a bracket.
+            if self._is("!", "!!"):
                 node = Node(_FACTORIALS[self._take().text], (node,))
         self._depth -= 1
         return node
@@ -211,7 +214,11 @@ class _Parser:
 
     def _postfix(self) -> Node:
         node = self._primary()
+        marks = 0
         while self._is("!", "!!") or self._peek().text == "deg":
+            marks += 1
+            if marks > _MOST_MARKS:
+                raise NotAnExpressionError("marks")
             mark = self._take().text
             degree = Node("multiply", (node, Node("pi"), number(Fraction(1, 180))))
             node = Node(_FACTORIALS[mark], (node,)) if mark in _FACTORIALS else degree
