@@ -1,4 +1,5 @@
-"""Messages between a test and the server that forks processes for it. Standard library only: Ray's workers load it.
+"""Messages between a test and the server that forks processes for it. Standard library only, and no more than it needs:
+each of Ray's workers loads it.
 
 Over a Unix socket: one request with the standard files and, from the server, first the pid and at the end the exit
 status, each on a line. Closing the connection kills the process.
@@ -10,8 +11,8 @@ import json
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from string import Template
+from typing import NamedTuple
 
 VARIABLE = "RLJOB_TESTS_WARM"
 """Socket of the server; a driver and its Ray pass the variable on."""
@@ -40,8 +41,7 @@ _LENGTH = struct.Struct("!I")
 _MOST_FILES = 64
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A process that is wanted."""
 
     role: str
@@ -49,7 +49,7 @@ class Request:
     """The script, or the module after `-m`, and its arguments."""
     environment: dict[str, str]
     folder: str
-    passed: list[int] = field(default_factory=list)
+    passed: Sequence[int] = ()
     """Numbers of the files that it gets beside the standard ones; they are sent after those."""
     like: str = ""
     """The key of a process of which it is to be another fork; its environment counts for nothing then."""
@@ -67,7 +67,7 @@ class Request:
 
 def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
     """Send a request and open files; the caller closes its own."""
-    content = json.dumps(asdict(request)).encode()
+    content = json.dumps(request._asdict()).encode()
     socket.send_fds(connection, [_LENGTH.pack(len(content))], list(files))
     connection.sendall(content)
 

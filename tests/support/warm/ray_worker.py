@@ -9,9 +9,8 @@ import json
 import os
 import socket
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, os.path.dirname(__file__))
 
 from protocol import ENGINE, FAULT, PRELOADED, TRAINER, VARIABLE, Request, send, with_variables
 
@@ -27,7 +26,7 @@ def main(arguments: list[str]) -> int:
     role = ENGINE if OF_ENGINES in variables else TRAINER if OF_BOTH in variables else None
     server = os.environ.get(VARIABLE)
     if server is None or role is None or context.get("command_prefix"):
-        original = str(Path(arguments[script]).with_name("setup_worker.py"))
+        original = os.path.join(os.path.dirname(arguments[script]), "setup_worker.py")
         os.execv(sys.executable, [sys.executable, original, *arguments])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(server)

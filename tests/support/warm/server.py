@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import census
+from ends import end
 from protocol import (
     CENSUS,
     DRIVER,
@@ -315,4 +316,4 @@ def _read_rays_variables() -> None:
 if __name__ == "__main__":
     task = main(*sys.argv[1:])
     if task is not None:
-        task()
+        end(task)

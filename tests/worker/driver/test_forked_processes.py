@@ -75,6 +75,37 @@ def test_it_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+ENDING = """
+import atexit, sys, threading
+left = threading.Event()
+atexit.register(print, "registered", end=" ")
+threading.Thread(target=lambda: left.wait(60) and print("thread", end=" ")).start()
+print("main", end=" ")
+threading.Thread(target=lambda: threading.main_thread().join() or left.set()).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit(300)", 44, ""),
+        ("sys.exit('a text')", 1, "a text\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
+    ],
+)
+def test_it_ends_as_python_does(tmp_path: Path, last: str, code: int, said: str) -> None:
+    """Its threads have ended, what was registered was called, all that was written is there."""
+    script, out, errors = tmp_path / "script.py", tmp_path / "out", tmp_path / "errors"
+    script.write_text(ENDING + last)
+    process = WarmProcess(PLAIN, [str(script)], {**os.environ}, out, errors)
+    assert process.wait(120) == code, errors.read_text()
+    assert out.read_text() == "main thread registered "
+    assert errors.read_text().endswith(said)
+    assert bool(said) == bool(errors.read_text())
+
+
 def test_variables_that_are_read_once_are_those_of_its_parent() -> None:
     def key(role: str, **variables: str) -> str:
         return Request(role, [sys.executable], variables, "/").key
