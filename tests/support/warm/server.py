@@ -67,6 +67,7 @@ IMPORTS = {
         "rljob_worker.report.table",
         "torch.utils.tensorboard",
         "transformers.models.auto.tokenization_auto",
+        "datasets",
         "pyarrow",
         *RAYS_START,
     ],
