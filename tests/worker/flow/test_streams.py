@@ -134,6 +134,11 @@ def episode(sample: int, *versions: int, ordinal: int = 7, finish: Finish | None
     return Episode(ordinal, sample, stream, finish)
 
 
+def test_tokens_that_are_no_whole_numbers_are_not_cut() -> None:
+    with pytest.raises(TypeError, match="same_kind"):
+        TokenStream.of_prompt([1]).append_sampled(np.array([1.5]), [-0.5], version=0)
+
+
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = Group(7, 3, (episode(0, 5, 6), episode(1, 4, 6), episode(2)))
     assert (group.oldest_version, group.staleness(6), group.complete) == (4, 2, True)

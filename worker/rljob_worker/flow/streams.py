@@ -67,6 +67,10 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def older_than(self, oldest: int) -> bool:
+        """Whether weights before version `oldest` sampled it: then its tokens are left out of the loss."""
+        return self.version is not None and self.version < oldest
+
     def continues(self, other: Span) -> bool:
         """Whether it is the rest of `other`: side by side and of the same origin."""
         same = self.kind is other.kind and self.turn == other.turn and self.version == other.version
@@ -236,7 +240,8 @@ class TokenStream:
         added = _span(start, start + count, turn, version)
         spans = (*self.spans[:-1], replace(last, stop=added.stop)) if added.continues(last) else (*self.spans, added)
         # Bytes are put together in half the time that arrays are, and nobody can write to an array of them.
-        tokens = np.frombuffer(self.ids.tobytes() + np.asarray(ids, _INT64).tobytes(), _INT64)
+        whole = np.asarray(ids).astype(_INT64, casting="same_kind", copy=False)
+        tokens = np.frombuffer(self.ids.tobytes() + whole.tobytes(), _INT64)
         values = np.frombuffer(self.log_probs.tobytes() + log_probs, _FLOAT32)
         if len(values) != added.stop:
             raise ValueError(f"{count} tokens with {len(log_probs) // _FLOAT32.itemsize} log-probabilities")

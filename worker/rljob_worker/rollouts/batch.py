@@ -139,7 +139,7 @@ def limit_metrics(step: Step) -> dict[str, float]:
     """Data too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
     spans = [span for stream in step.trained_streams() for span in stream.spans]
     return {
-        "rollout/masked_tokens": float(sum(len(span) for span in spans if step.masks(span))),
+        "rollout/masked_tokens": float(sum(len(span) for span in spans if span.older_than(step.oldest_trained))),
         "rollout/discarded_groups": float(len(step.discarded)),
         "rollout/discarded_tokens": float(sum(one.num_sampled for one in step.discarded)),
     }

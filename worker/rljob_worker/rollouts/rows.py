@@ -53,7 +53,7 @@ def response_row(
         "weight_version": weight_version,
         "spans": [
             {"version": span.version, "tokens": len(span)}
-            | ({"masked": True} if span.version is not None and span.version < oldest_trained else {})
+            | ({"masked": True} if span.older_than(oldest_trained) else {})
             for stream in episode.streams
             for span in stream.spans
             if span.kind is SpanKind.SAMPLED

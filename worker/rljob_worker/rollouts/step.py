@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rljob_worker.engine.reports import DraftCounts
-from rljob_worker.flow import Decision, Group, Span, TokenStream
+from rljob_worker.flow import Decision, Group, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.records.token_files import SampleTokens
 from rljob_worker.rollouts.kept_tokens import Kept
@@ -92,23 +92,18 @@ class Step:
         reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
         return f"step {self.number}: {reasons[0] or 'a loss or gradient was not finite'}; the update was not applied"
 
-    def masks(self, span: Span) -> bool:
-        """Whether its tokens are left out of the loss, for they are too old."""
-        return span.version is not None and span.version < self.oldest_trained
-
     def trained_streams(self) -> list[TokenStream]:
         """Streams of the samples that are trained on, in the order of the groups."""
         return [stream for group in self.of(Decision.TRAINED) for one in group.episodes for stream in one.streams]
 
     def learned_lengths(self) -> list[int]:
         """Tokens of each sample that is trained on which something is learned from."""
-        oldest = self.oldest_trained
         return [
             sum(
-                span.stop - span.start
+                len(span)
                 for stream in one.streams
                 for span in stream.spans
-                if span.version is not None and span.version >= oldest
+                if span.kind is SpanKind.SAMPLED and not span.older_than(self.oldest_trained)
             )
             for group in self.of(Decision.TRAINED)
             for one in group.episodes
