@@ -68,7 +68,6 @@ IMPORTS = {
         "torch.utils.tensorboard",
         "transformers.models.auto.tokenization_auto",
         "datasets",
-        "pyarrow",
         *RAYS_START,
     ],
     TRAINER: [

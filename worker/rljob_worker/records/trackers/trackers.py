@@ -13,6 +13,7 @@ from typing import Any
 
 from rljob_api import RLJobSpec
 from rljob_api.wire.step_record import StepRecord
+from rljob_worker.confined.loading import whole_characters
 from rljob_worker.records.trackers.feed import Delivery, TrackerFeed
 from rljob_worker.records.trackers.packages import python_with
 from rljob_worker.records.trackers.tracker import Row
@@ -105,4 +106,4 @@ def _cell(value: Any) -> str | float | int | None:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text[:_CELL_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+    return whole_characters(text[:_CELL_CHARACTERS])
