@@ -144,5 +144,5 @@ def test_a_base_that_changed_is_no_base(finished: Path, tmp_path: Path) -> None:
 def test_a_target_that_matches_nothing_is_refused_before_anything_starts(tmp_path: Path) -> None:
     code, output = run("run", job(tmp_path, targets=["q_proj", "qkv_proj"]), "--output", tmp_path / "run")
     assert code == ExitCode.USER_ERROR
-    message = "spec.training.lora.targets: no linear module in the layers of this llama model is called 'qkv_proj'"
+    message = 'spec.training.lora.targets[1]: "qkv_proj": is no linear module of the model\'s layers; allowed: q_proj,'
     assert message in " ".join(output.split())
