@@ -12,7 +12,7 @@ _GPU_WORKER, _GPU_RUNNER = "vllm/v1/worker/gpu_worker.py", "vllm/v1/worker/gpu_m
 _SAMPLER, _TOP_K = "vllm/v1/sample/sampler.py", "vllm/v1/sample/ops/topk_topp_sampler.py"
 _NPU_WORKER, _NPU_RUNNER = "vllm_ascend/worker/worker.py", "vllm_ascend/worker/model_runner_v1.py"
 _NPU_SAMPLER, _NPU_CONFIG = "vllm_ascend/sample/sampler.py", "vllm_ascend/ascend_config.py"
-_RELOAD, _FUSED_MOE = "weightsync/vllm_layout.py", "vllm_ascend/ops/fused_moe/fused_moe.py"
+_RELOAD, _FUSED_MOE = "weightsync/vllm_module.py", "vllm_ascend/ops/fused_moe/fused_moe.py"
 _NPU_PLATFORM, _LOADER = "vllm_ascend/platform.py", "vllm_ascend/device_allocator/camem.py"
 
 _GRAPHS, _CUDA_GRAPH, _ACL_GRAPH = (

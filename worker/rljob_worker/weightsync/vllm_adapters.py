@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import storage_of
 from rljob_worker.upstream.vllm_types import AdaptedLayer, AdapterManager, ModelConfig
-from rljob_worker.weightsync.vllm_layout import Copy, Places, View
+from rljob_worker.weightsync.places import Copy, Places, View
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model

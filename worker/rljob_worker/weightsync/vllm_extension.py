@@ -30,12 +30,13 @@ from rljob_worker.weightsync.messages import (
     LandBucket,
     WorkerReport,
 )
+from rljob_worker.weightsync.places import Owner, Places, Taken
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.route import Receiver, Route
 from rljob_worker.weightsync.routes import route_from
 from rljob_worker.weightsync.slots import Batch, Checksum, Digest, Move
 from rljob_worker.weightsync.vllm_adapters import AdapterPlaces
-from rljob_worker.weightsync.vllm_layout import ModelLayout, Owner, Places, Taken
+from rljob_worker.weightsync.vllm_layout import ModelLayout
 
 _log = logging.getLogger(__name__)
 W = TypeVar("W", bound="WeightLandingExtension")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rljob_worker.tensor_slice import Part
-from rljob_worker.weightsync.vllm_layout import Copy, View, part_of
+from rljob_worker.weightsync.places import Copy, View, part_of
 
 
 def taken(source: torch.Tensor, shape: tuple[int, ...], target: torch.Tensor | None = None) -> Part | None:
