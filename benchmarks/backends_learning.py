@@ -79,7 +79,7 @@ def vision(folder: Path) -> list[Figure]:
     """Learn colours of squares, and of those in other rows' pictures."""
     steps = ["spec.steps=60", ONE_THREAD]
     seen = run_example("vision", folder, "vision", steps)
-    drawn = color_rows(SyntheticData(task="NameColor", symbols=COLORS, answer_symbols=ANSWER, rows=ROWS))
+    drawn = color_rows(SyntheticData(task="NameColor", symbols=COLORS, answerSymbols=ANSWER, rows=ROWS))
     with open(folder / "swapped.jsonl", "w") as file:
         for number, ((name, _), (_, picture)) in enumerate(pairwise([*drawn, drawn[0]])):
             (folder / f"{number}.png").write_bytes(picture)
