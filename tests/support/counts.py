@@ -313,7 +313,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "names": (0, 0),
     "fields": (0, 0),
     "patches": (0, 0),
-    "path": (8, 8),
+    "path": (10, 10),
     "driver": (14, 22),
     "generate": (1, 1),
     "forward": (15, 15),
