@@ -336,7 +336,8 @@ def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 STOP = (
     "import os, signal, sys, time; from rljob_worker.driver.stop import StopSignal\n"
-    "stop = StopSignal(float(sys.argv[1]), lambda: print('killed', flush=True)); stop.install()\n"
+    "told = lambda why: print('told', why.split()[0], flush=True)\n"
+    "stop = StopSignal(float(sys.argv[1]), lambda: print('killed', flush=True), told); stop.install()\n"
     "os.kill(os.getpid(), {signal}); assert stop.requested.wait(60); print('asked', flush=True)\n"
 )
 
@@ -349,13 +350,13 @@ def test_a_stop_that_is_obeyed_in_time_ends_in_peace(number: int) -> None:
 
 def test_a_stop_that_is_not_obeyed_in_time_ends_the_process() -> None:
     ended = run_python(STOP.format(signal=int(signal.SIGTERM)) + "time.sleep(30)", "0.2")
-    assert (ended.returncode, ended.stdout) == (1, "asked\nkilled\n")
+    assert (ended.returncode, ended.stdout) == (1, "asked\ntold the\nkilled\n")
     assert "spec.checkpoint.graceSeconds = 0.2 s" in ended.stderr
 
 
 def test_a_second_interrupt_ends_the_process_at_once() -> None:
     ended = run_python(STOP.format(signal=int(signal.SIGINT)) + "os.kill(os.getpid(), 2); time.sleep(30)", "20")
-    assert (ended.returncode, ended.stdout) == (1, "asked\n")
+    assert (ended.returncode, ended.stdout) == (1, "asked\ntold interrupted\n")
 
 
 # --- training --------------------------------------------------------------------------------------

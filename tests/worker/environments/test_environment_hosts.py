@@ -229,8 +229,12 @@ def test_what_is_not_deterministic_is_not_made_anew(make_hosts: MakeHosts, tmp_p
         hosts.begin(key, key)
     taken(hosts)
     hosts.step(0, "die once")
+    assert hosts.holds(1)
     failures = taken(hosts)
+    # The other one was asked for nothing.
     assert set(failures) == {0, 1}
+    assert not hosts.holds(0)
+    assert not hosts.holds(1)
     assert all(isinstance(one, EnvironmentFailure) and one.kind is FailureKind.INFRA for one in failures.values())
     assert "it is not deterministic, so that it cannot be made anew" in texts(failures)[1]
     assert hosts.outstanding == 0

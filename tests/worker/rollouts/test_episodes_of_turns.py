@@ -63,6 +63,8 @@ class Hosts:
     def __init__(self, rng: Random, fails: Mapping[int, tuple[int, FailureKind, int]] | None = None) -> None:
         self._rng, self._fails = rng, dict(fails or {})
         self.slow, self.waited = False, 0
+        self.lost_after = -1
+        """Messages to and from their process after which it ends; -1: it does not."""
         self.open: dict[int, tuple[int, list[str]]] = {}
         self._answers: dict[int, Answer] = {}
         self.begun: Counter[int] = Counter()
@@ -93,7 +95,21 @@ class Hosts:
             del self.open[key]
         self._answers[key] = answer
 
-    def send(self) -> None: ...
+    def lose(self) -> None:
+        """Their process ends, and none of them can be made anew."""
+        failed = EnvironmentFailure(FailureKind.INFRA, "lost")
+        self._answers |= dict.fromkeys(self.open, failed)
+        self.open.clear()
+        self.lost_after = -1
+
+    def holds(self, key: int) -> bool:
+        return key in self.open
+
+    def send(self) -> None:
+        if self.lost_after == 0:
+            self.lose()
+        elif self.lost_after > 0:
+            self.lost_after -= 1
 
     def take_counts(self) -> Counts:
         return Counts()
@@ -107,6 +123,7 @@ class Hosts:
         return len(self._answers)
 
     def take(self, patience: float) -> list[tuple[int, Answer]]:
+        self.send()
         if self.slow:
             self.waited += 1
             assert self.waited < 50, "nobody waits so long"
@@ -433,6 +450,36 @@ def test_a_group_whose_environment_is_lost_is_given_back_whole(at: int, pace: Pa
         assert not made.hosts.open
     with pytest.raises(JobError, match=f"seed {seeds[1]} fails"):
         made.whole(seeds)
+
+
+@settings(max_examples=200)
+@given(budgets, st.integers(0, 10**6), st.integers(0, 3), paces)
+def test_environments_that_are_lost_while_the_policy_answers_give_their_groups_back(
+    budget: Budget, start: int, cut: int, pace: Pace
+) -> None:
+    """They fail without being asked for anything, as those of tools and agents do with their process."""
+    rng = Random(start)
+    made, whole = Loop(rng, budget, pace=pace), Loop(Random(start + 1), budget)
+    made.hosts.deterministic = False
+    whole.whole(range(start, start + 4))
+    made.begin(range(start, start + 4))
+    made.engines.harvested_after = cut
+    made.hosts.lost_after = rng.randrange(12)
+    made.grow(0, pauses(rng))
+    if made.hosts.lost_after >= 0:
+        made.hosts.lose()
+    made.engines.harvested_after = None
+    made.grow(1)
+    given_back = made.growth.turns.take_given_back()
+    assert len(set(given_back)) == len(given_back)
+    assert all(one.complete for one in made.groups.groups)
+    assert [one.ordinal for one in made.groups.groups] == [n for n in range(4) if n not in given_back]
+    for ordinal in given_back:
+        made.begin([start + ordinal], ordinal)
+    made.grow(2)
+    assert taken(made) == taken(whole)
+    assert not made.hosts.open
+    assert not made.hosts.outstanding
 
 
 def test_an_environment_that_cannot_be_made_again_as_it_was_begins_anew_once() -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rljob_worker.errors import JobError, RayLostError, UserError
+from rljob_worker.errors import RayLostError
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
@@ -92,7 +92,7 @@ class RayWatch:
         self._look_once()
         self.check()
 
-    def cause_of(self, error: JobError | UserError | OSError) -> JobError | UserError | OSError:
+    def cause_of(self, error: Exception) -> Exception:
         """Cause of the job's end: an error that comes while Ray is gone only follows from that."""
         try:
             self.check_now()

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from rljob_worker.cluster.ray_watch import RayWatch
 from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.outcome import Outcome, failed, with_all_records
 from rljob_worker.driver.stop import StopSignal
-from rljob_worker.errors import JobError, StopRequested, UserError
+from rljob_worker.errors import StopRequested
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.host.garbage import rare_collections
 from rljob_worker.phases import PhaseClock
@@ -53,6 +54,7 @@ from rljob_worker.waiting import waiting_for
 logger = logging.getLogger(__name__)
 _LINGER_WITHOUT_RAY_SECONDS = 30.0
 """Ray ends a driver whose GCS has been gone for a minute."""
+_LAST_WORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,45 +84,53 @@ class Attempt:
         return self.manifest.spec
 
     def run(self) -> Outcome:
-        """Start the processes, train, and end them. Errors of the job are its outcome."""
+        """Start the processes, train, and end them. Errors are the outcome, also those that nobody foresaw."""
         with ExitStack() as stack:
             records = Records(self, stack)
-            checkpoints = self.folder.checkpoints(lambda steps: _best_of(self.spec.checkpoint, self.log, steps))
-            trains = not self.engines_alone
-            model, events = self.inputs.model_folder, records.events
-            cluster = Cluster(
-                self.spec,
-                self.folder.path,
-                model,
-                checkpoints.root,
-                events.write,
-                trains=trains,
-                critic_folder=self.inputs.critic_folder,
-                teacher_folder=self.inputs.teacher_folder,
-                judge=self.inputs.judge if self.scores else None,
-            )
-            stop = StopSignal(self.spec.checkpoint.grace_seconds, cluster.kill)
-            ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())
-            calls = Calls(
-                stop.requested,
-                cluster.interrupt,
-                cluster.death_of,
-                lambda what: _dump(cluster, events, what, job.status()),
-                ray_watch=ray_watch,
-            )
-            job = self.loop(self._surroundings(records, cluster, calls, stop, checkpoints))
-            server = _serve(self, job, records.metrics)
-            if server is not None:
-                stack.callback(server.close)
-            outcome = self._carry_out(job, events, cluster, calls, stop, ray_watch, stack)
-            # How it ended is decided: a Ray that ends from here on changes nothing.
-            ray_watch.close()
-            records.deliver(outcome, stop)
-            if server is not None:
-                # Whoever asked for the stop may not wait longer than that.
-                most = _LINGER_WITHOUT_RAY_SECONDS if ray_watch.lost else math.inf
-                server.linger(min(self.spec.records.linger_seconds, stop.seconds_left(), most))
-            return outcome
+            try:
+                return self._run(records, stack)
+            except BaseException as error:
+                # Ray did not start, or a library ended the process.
+                records.events.write("failed", message=f"{type(error).__name__}: {error}")
+                raise
+
+    def _run(self, records: Records, stack: ExitStack) -> Outcome:
+        checkpoints = self.folder.checkpoints(lambda steps: _best_of(self.spec.checkpoint, self.log, steps))
+        trains = not self.engines_alone
+        model, events = self.inputs.model_folder, records.events
+        cluster = Cluster(
+            self.spec,
+            self.folder.path,
+            model,
+            checkpoints.root,
+            events.write,
+            trains=trains,
+            critic_folder=self.inputs.critic_folder,
+            teacher_folder=self.inputs.teacher_folder,
+            judge=self.inputs.judge if self.scores else None,
+        )
+        stop = StopSignal(self.spec.checkpoint.grace_seconds, cluster.kill, lambda why: _last_word(events, why))
+        ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())
+        calls = Calls(
+            stop.requested,
+            cluster.interrupt,
+            cluster.death_of,
+            lambda what: _dump(cluster, events, what, job.status()),
+            ray_watch=ray_watch,
+        )
+        job = self.loop(self._surroundings(records, cluster, calls, stop, checkpoints))
+        server = _serve(self, job, records.metrics)
+        if server is not None:
+            stack.callback(server.close)
+        outcome = self._carry_out(job, events, cluster, calls, stop, ray_watch, stack)
+        # How it ended is decided: a Ray that ends from here on changes nothing.
+        ray_watch.close()
+        records.deliver(outcome, stop)
+        if server is not None:
+            # Whoever asked for the stop may not wait longer than that.
+            most = _LINGER_WITHOUT_RAY_SECONDS if ray_watch.lost else math.inf
+            server.linger(min(self.spec.records.linger_seconds, stop.seconds_left(), most))
+        return outcome
 
     def _carry_out(
         self,
@@ -153,7 +163,7 @@ class Attempt:
                 # Still starting: there is nothing to close, and nobody to ask.
                 cluster.kill(LEAVE_SECONDS)
             events.write("end", outcome=outcome.outcome)
-        except (JobError, UserError, OSError) as error:
+        except Exception as error:
             outcome = failed(watch.cause_of(error))
             logger.error("%s", outcome.message)
             stop.finished()
@@ -328,9 +338,16 @@ def _serve(attempt: Attempt, job: Job[Any], metrics: JobMetrics) -> DriverServer
 
 def _end_without_ray(events: EventLog, lost: str) -> None:
     """A call of Ray's does not return: this process ends here, which its reaper and its successor are made for."""
-    events.write("failed", message=lost)
+    _last_word(events, lost)
     print(visible(f"rljob: {lost}"), file=sys.stderr, flush=True)
     os._exit(ExitCode.FAILED)
+
+
+def _last_word(events: EventLog, why: str) -> None:
+    """Say why this process ends at once, unless another thread has the file and does not get on with it."""
+    writes = threading.Thread(target=lambda: events.write("failed", message=why), name="last-word", daemon=True)
+    writes.start()
+    writes.join(_LAST_WORD_SECONDS)
 
 
 def _parts_left_out(events: EventLog, names: list[str]) -> None:

@@ -26,13 +26,17 @@ class Outcome:
     message: str
 
 
-def failed(error: JobError | UserError | OSError) -> Outcome:
-    """The outcome that an error makes."""
+def failed(error: Exception) -> Outcome:
+    """The outcome that an error makes; of one that nobody foresaw the log has the traceback."""
+    if isinstance(error, JobError | UserError):
+        return Outcome(error.exit_code, RunOutcome.FAILED, str(error))
     if isinstance(error, OSError):
         logger.debug("ended by", exc_info=error)
         where = f"{error.filename}: " if error.filename else ""
         return Outcome(ExitCode.FAILED, RunOutcome.FAILED, f"{where}{error.strerror or error}")
-    return Outcome(error.exit_code, RunOutcome.FAILED, str(error))
+    logger.error("an error of the driver itself", exc_info=error)
+    said = f"{type(error).__name__}: {error} (an error of the driver itself; its log has the traceback)"
+    return Outcome(ExitCode.FAILED, RunOutcome.FAILED, said)
 
 
 def with_all_records(outcome: Outcome, log: StepLog, failures: WriteFailures) -> Outcome:

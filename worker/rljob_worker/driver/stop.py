@@ -19,13 +19,18 @@ class StopSignal:
 
     From the first request on, a watchdog ends the process when the grace period is over: the sender of the signal
     will kill it then anyway, and a clean message is worth more than a silent kill.
+
+    Args:
+        grace_seconds: of the job.
+        on_overdue: called when the grace period is over, before this process ends.
+        last_word: called with why this process ends at once, before it does.
     """
 
-    def __init__(self, grace_seconds: float, on_overdue: Callable[[], None]) -> None:
+    def __init__(self, grace_seconds: float, on_overdue: Callable[[], None], last_word: Callable[[str], None]) -> None:
         self.requested = threading.Event()
         self.requested_at: float | None = None
         self._grace = grace_seconds
-        self._on_overdue = on_overdue
+        self._on_overdue, self._last_word = on_overdue, last_word
         self._finished = threading.Event()
 
     def install(self) -> None:
@@ -52,19 +57,22 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested.is_set():
-            os._exit(ExitCode.FAILED)
+            try:
+                self._last_word("interrupted a second time (Ctrl-C), before the state was saved")
+            finally:
+                os._exit(ExitCode.FAILED)
         self.request()
 
     def _watch(self) -> None:
         if self._finished.wait(self._grace):
             return
+        why = (
+            f"the state was not saved within spec.checkpoint.graceSeconds = {self._grace:g} s; the newest complete "
+            "checkpoint is what --resume will use"
+        )
         try:
+            self._last_word(why)
             self._on_overdue()
         finally:
-            print(
-                f"rljob: the state was not saved within spec.checkpoint.graceSeconds = {self._grace:g} s; "
-                "the newest complete checkpoint is what --resume will use",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"rljob: {why}", file=sys.stderr, flush=True)
             os._exit(ExitCode.FAILED)

@@ -161,6 +161,13 @@ class EnvironmentHosts:
         self._wanted.add(key)
         self._enqueue(episode)
 
+    def holds(self, key: int) -> bool:
+        """Whether an episode may be asked for a step: one that was begun, and has neither ended nor failed.
+
+        Where environments cannot be made anew, one may fail that is asked for nothing; `take` says so.
+        """
+        return key in self._episodes
+
     def end(self, key: int) -> None:
         """Close an episode's environment; without effect where the episode has failed."""
         if self._episodes.pop(key, None) is None:

@@ -95,8 +95,10 @@ class LiveEnvironments:
                 live = self._by_key.get(key)
                 if live is None:
                     continue
-                seconds = time.monotonic() - live.asked
-                (times.resets if live.action is None else times.steps).append(seconds)
+                # One that cannot be made anew may fail without being asked.
+                if self.waits(live):
+                    seconds = time.monotonic() - live.asked
+                    (times.resets if live.action is None else times.steps).append(seconds)
                 self._came[key] = answer
 
     def ready(self, waiting: Mapping[int, Live]) -> list[Live]:

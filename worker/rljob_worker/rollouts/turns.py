@@ -177,7 +177,9 @@ class Turns:
                 live.key, episode.opening.seed, prompt.options, before, [one.action for one in episode.turns]
             )
         self._live.ask(live, action)
-        live.world.hosts.step(live.key, action, cut=episode.answered is TurnEnd.LENGTH)
+        # One that was lost while the policy answered has failed already, and that is its answer.
+        if live.world.hosts.holds(live.key):
+            live.world.hosts.step(live.key, action, cut=episode.answered is TurnEnd.LENGTH)
 
     def send(self) -> None:
         """Let environments begin to answer what was said to them."""

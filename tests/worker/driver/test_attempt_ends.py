@@ -1,0 +1,118 @@
+"""However an attempt ends, short of a kill, `events.jsonl` says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jobs import events, manifest
+
+from rljob_api import RLJob
+from rljob_api.validation import load_manifest
+from rljob_api.wire.run_status import RunOutcome
+from rljob_worker.checkpoints.run_folder import RunFolder
+from rljob_worker.cluster.ray_session import RaySession
+from rljob_worker.driver import attempt
+from rljob_worker.errors import JobError
+from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.steps import StepLog
+
+
+class Surroundings:
+    """An attempt without Ray, model and data, whose training ends by an error."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException) -> None:
+        self.path, self.killed = folder / "run", list[float]()
+        job = load_manifest(manifest(folder).read_text())
+        run_folder = RunFolder(self.path, job, False)
+        failures = WriteFailures()
+
+        def train() -> None:
+            raise ends
+
+        loop: Any = SimpleNamespace(train=train, spec=job.spec, start=lambda: 0, goal=lambda: "", ready=False)
+        self.attempt = self._attempt(job, run_folder, StepLog(self.path, failures), failures, loop)
+        cluster = SimpleNamespace(
+            kill=lambda seconds=0.0, **_: self.killed.append(seconds),
+            interrupt=lambda: None,
+            death_of=str,
+            create=lambda *_: None,
+            start=lambda calls: None,
+        )
+        monkeypatch.setattr(attempt, "Cluster", lambda *_, **__: cluster)
+        monkeypatch.setattr(attempt, "embedded", self.ray)
+        monkeypatch.setattr(attempt, "_serve", lambda *_: None)
+        monkeypatch.setattr(attempt.Attempt, "_surroundings", lambda *_: None)
+
+    @staticmethod
+    def _attempt(job: RLJob, folder: RunFolder, log: StepLog, failures: WriteFailures, loop: Any) -> attempt.Attempt:
+        nothing = SimpleNamespace(start=lambda *_: None, close=lambda: None)
+        inputs: Any = SimpleNamespace(
+            rewards=nothing, group_filter=None, hosts=[], labels=nothing, judge=None,
+            model_folder=folder.path, critic_folder=None, teacher_folder=None,
+        )  # fmt: skip
+        silent = lambda _: None  # noqa: E731
+        return attempt.Attempt(job, folder, inputs, log, failures, silent, silent, lambda _: loop, False, None)
+
+    @contextmanager
+    def ray(self, *_: Any) -> Iterator[RaySession]:
+        yield RaySession()
+
+    def last(self) -> tuple[str, str]:
+        last = events(self.path)[-1]
+        return last["event"], last["message"]
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt.StopSignal, "install", lambda self: None)
+
+
+def test_an_error_that_nobody_foresaw_is_the_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    around = Surroundings(tmp_path, monkeypatch, ValueError("environments: there is no episode 84"))
+    outcome = around.attempt.run()
+    said = "ValueError: environments: there is no episode 84 (an error of the driver itself; its log has the traceback)"
+    assert (outcome.exit_code, outcome.outcome, outcome.message) == (1, RunOutcome.FAILED, said)
+    assert around.last() == ("failed", said)
+    assert around.killed == [attempt.LEAVE_SECONDS], "its processes are ended before Ray is"
+    assert "in train" in caplog.text
+
+
+def test_what_ends_the_process_is_an_event_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings(tmp_path, monkeypatch, SystemExit(15))
+    with pytest.raises(SystemExit):
+        around.attempt.run()
+    assert around.last() == ("failed", "SystemExit: 15")
+
+
+def test_a_ray_that_does_not_start_is_an_event_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings(tmp_path, monkeypatch, AssertionError())
+
+    def no_ray(*_: Any) -> Any:
+        raise JobError("start: Ray does not start on this machine")
+
+    monkeypatch.setattr(attempt, "embedded", no_ray)
+    with pytest.raises(JobError):
+        around.attempt.run()
+    assert around.last() == ("failed", "JobError: start: Ray does not start on this machine")
+
+
+def test_the_last_word_waits_for_no_disk() -> None:
+    """The end of a process that hangs must not hang with it."""
+    there, never = list[str](), threading.Event()
+
+    def write(event: str, message: str) -> None:
+        there.append(message)
+        never.wait()
+
+    log: Any = SimpleNamespace(write=write)
+    attempt._last_word(log, "Ray is gone")
+    never.set()
+    assert there == ["Ray is gone"]
