@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -14,14 +15,15 @@ from itertools import combinations
 import pytest
 import yaml
 from dashboard_queries import dashboard_queries
-from images import REPOSITORY
+from images import REPOSITORY, worker_image
 from jobs import KV_CACHE_BYTES, final_state, run
 from kube import wait_until
 from kueue_process import FLAVOR_LABEL, running_kueue
 from node_cluster import NODE
 from node_faults import FAULTS, HARMLESS, HOSTS_KILLED, OF_EPISODES, PREEMPTED, QUEUE_CPUS, settle
-from node_jobs import NodeJob
+from node_jobs import START_SECONDS, NodeJob
 from support.samples import ALL, SEED, unless_drawn
+from support.trace_rules import lanes_of, read_strictly
 from whole_system import WholeSystem
 
 from rljob_worker.records.event_lines import read_events
@@ -37,6 +39,7 @@ SETTINGS = (
     f"checkpoint.everySteps={EVERY}",
     "failurePolicy.backoffSeconds=0.5",
     "failurePolicy.maxRestarts=6",
+    "pods.imagePullPolicy=Always",
 )
 RESTART_PANELS = ("rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A")
 ENVIRONMENT_PANELS = ("rljob-job: Environments A", "rljob-job: Failures of environments A")
@@ -76,6 +79,14 @@ def with_episodes() -> tuple[str, ...]:
     # Its record would be of no step.
     del spec["evaluation"]["atStart"]
     return "reward={name: environment}", *(f"{name}={json.dumps(spec[name])}" for name in EPISODES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry(system: WholeSystem) -> None:
+    """Where the node pulls the worker's image from."""
+    _, archive = worker_image()
+    command = [sys.executable, str(REPOSITORY / "tests" / "cluster" / "registry.py"), str(archive)]
+    system.cluster.keep("registry", command, lambda: system.cluster.http_ok(80, "/v2/"))
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +143,43 @@ def go_through(faults: tuple[str, ...], job: NodeJob) -> str:
         told.append(f"{name} at step {last_step(job)} in {phase_alive(job)}")
         (FAULTS | OF_EPISODES)[name](job)
         settle(job)
+    if len(faults) == 1:
+        check_the_trace(job, set(faults) <= HARMLESS)
     job.wait("Succeeded")
     return f"{'; '.join(told)}: done after {time.monotonic() - began:.0f} s"
+
+
+def check_the_trace(job: NodeJob, harmless: bool) -> None:
+    """`kubectl rljob trace` of a job that runs has its waits, pulls, attempts and phases, on one clock."""
+    first = 0 if harmless else 1
+
+    def recorded() -> bool:
+        newest = job.status()["attempts"][-1]
+        own = any(record["attempt"] == newest["number"] for record in job.records())
+        return own and newest["number"] >= first and "endTime" not in newest
+
+    assert wait_until(recorded, START_SECONDS, 0.25), job.describe()
+    file = job.system.folder / f"{job.name}.trace.json"
+    said = job.system.cluster.kubectl("rljob", "trace", job.name, "-o", str(file))
+    status = job.status()
+    lanes = lanes_of(read_strictly(file.read_text()))
+    of_cluster = {name: slices for (process, name), slices in lanes.items() if process == 0}
+    attempts = [one["name"] for one in of_cluster["job"]]
+    expected = ["queued and starting", *_alternating(len(status["attempts"]))]
+    assert attempts == expected, (attempts, said)
+    pods = {name: {one["name"] for one in slices} for name, slices in of_cluster.items() if job.name in name}
+    assert {"waits for a node", "image pull"} <= set.union(*pods.values()), pods
+    if status["phase"] != "Running":
+        return
+    phases = [one for (process, name), slices in lanes.items() if process and name == "phases" for one in slices]
+    assert {"rollout", "actor_train", "update_weights"} <= {one["name"] for one in phases}, said
+    begun, last = of_cluster["job"][1], of_cluster["job"][-1]
+    assert all(begun["ts"] <= one["ts"] <= last["ts"] + last["dur"] for one in phases)
+
+
+def _alternating(attempts: int) -> list[str]:
+    """Names of slices: attempts with the restarts between them."""
+    return [name for number in range(attempts) for name in ("restart", f"attempt {number}")][1:]
 
 
 def last_step(job: NodeJob) -> int:
