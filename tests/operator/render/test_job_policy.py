@@ -11,6 +11,7 @@ from support.job_policy_cases import ALLOWED, GRANTS, REFUSED
 
 from rljob_api.profiles import PROFILES
 from rljob_operator.render import JobPolicy, RenderSettings, check_renderable
+from rljob_operator.render.job_policy import is_below
 from rljob_operator.settings import SettingsProblem, parse_settings
 
 
@@ -65,6 +66,11 @@ def test_folders_are_whole_folders(allowed: str, asked: str, fine: bool) -> None
     job = base(f"pods.worker={{spec: {{volumes: [{{name: more, hostPath: {{path: {asked}}}}}]}}}}")
     said = check_renderable(job, under({"hostPaths": [allowed]}))
     assert (said == "") is fine, said
+
+
+@pytest.mark.parametrize("path", ["/data/../etc", "/data/a/../../etc", "/data/..", "/data/a/.."])
+def test_no_path_leaves_a_folder_by_its_parent(path: str) -> None:
+    assert not is_below(["/data"], path)
 
 
 @pytest.mark.parametrize(
