@@ -83,7 +83,7 @@ def with_episodes() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def registry(system: WholeSystem) -> None:
-    """Where the node pulls the worker's image from."""
+    """The registry that the node pulls the worker's image from."""
     _, archive = worker_image()
     command = [sys.executable, str(REPOSITORY / "tests" / "cluster" / "registry.py"), str(archive)]
     system.cluster.keep("registry", command, lambda: system.cluster.http_ok(80, "/v2/"))
