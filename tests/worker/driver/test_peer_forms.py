@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import REPOSITORY, manifest, run
-
-PEERS = REPOSITORY / "examples" / "peers"
-
-
-def peer(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"peer_form_{name}", PEERS / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+from jobs import manifest, run
+from support.peers import PEERS, SlimeSample, peer
 
 
 def write_trl(folder: Path) -> dict[str, Any]:
@@ -34,7 +23,7 @@ def write_trl(folder: Path) -> dict[str, Any]:
 
     rows = [{"prompt": f"the sum of {n} and {n}", "answer": str(2 * n)} for n in range(4)]
     Dataset.from_list(rows).save_to_disk(str(folder / "trl"))
-    parts = [{"python": f"{PEERS}/trl.py:{name}", "signature": "Auto"} for name in ("accuracy", "brevity")]
+    parts = [{"python": f"{PEERS}/trl.py:{name}", "signature": "Auto"} for name in ("accuracy", "brevity", "length")]
     return {"path": str(folder / "trl"), "name": "trl", "labelKey": None, "reward": {"parts": parts}}
 
 
@@ -79,11 +68,11 @@ def write_slime(folder: Path) -> dict[str, Any]:
 
 
 def as_trl(row: dict[str, Any]) -> float:
-    """The sum of both functions, of which TRL would call each with lists."""
+    """The sum of all functions, of which TRL would call each with lists."""
     n, module, texts = int(row["prompt_uid"].partition("/")[2]), peer("trl"), [row["response"]]
     right = module.accuracy(completions=texts, answer=[str(2 * n)])
     short = module.brevity(prompts=[f"the sum of {n} and {n}"], completions=texts)
-    return float(right[0] + short[0])
+    return float(right[0] + short[0] + row["response_tokens"])
 
 
 def as_open_r1(row: dict[str, Any]) -> float:
@@ -104,10 +93,10 @@ def as_verl(row: dict[str, Any]) -> float:
 
 def as_slime(row: dict[str, Any]) -> float:
     """With a sample that has what slime's would."""
-    sample = SimpleNamespace(
+    sample = SlimeSample(
         label=f"repeat {row['prompt_uid'].partition('/')[2]}",
         response=row["response"],
-        status=SimpleNamespace(value="truncated" if row["finish_reason"] == "length" else "completed"),
+        status=SlimeSample.Status("truncated" if row["finish_reason"] == "length" else "completed"),
     )
     return float(asyncio.run(peer("slime").custom_rm(SimpleNamespace(cut_penalty=0.25), sample)))
 

@@ -50,6 +50,10 @@ def test_the_page_draws_its_charts_and_samples_and_obeys_no_text(tmp_path: Path)
     assert r"\x1b[31m \u202egnp" in articles
     assert "9,980,000 characters are not in this page" in articles
     assert re.search(r"<tr><td>rollout \(other &lt;script&gt;", shown.dom), "phases of both runs"
+    marker = r'<div class="u-marker" style="border: 2px (\w+) [^"]*"></div><div class="u-label">([^<]*)</div>'
+    entries = re.findall(marker, shown.dom)
+    assert [label for line, label in entries if line == "dashed"], "those of the other run"
+    assert all(label.endswith(", dashed)") == (line == "dashed") for line, label in entries)
 
 
 def test_tokens_are_coloured_and_name_their_numbers_and_none_is_obeyed(tmp_path: Path) -> None:

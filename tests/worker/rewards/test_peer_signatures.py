@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from support.peers import PEERS, SlimeSample, peer
 
 from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.functions import Score, checked_score
 from rljob_worker.rewards.signatures import Signature, recognise
 
-PEERS = Path(__file__).parents[3] / "examples" / "peers"
 MODEL = {
     "random": {
         "config": {
@@ -30,15 +29,6 @@ MODEL = {
         }
     }
 }  # fmt: skip
-
-
-def direct(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"peer_{name}", PEERS / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def spec_of(folder: Path, reward: dict[str, Any], **data: Any) -> str:
@@ -88,7 +78,7 @@ def test_trl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]
     responses = [(0, "it is 2", "stop"), (0, "it is a good deal more than 3", "stop"), (1, "whatever you like", "stop")]
     found = scored(capsys, tmp_path, spec_of(tmp_path, {"parts": parts}), responses)
-    trl = direct("trl")
+    trl = peer("trl")
     right, short = [], []
     for row, text, _ in responses:
         right += trl.accuracy(completions=[text], answer=[rows[row]["answer"]])
@@ -119,7 +109,7 @@ def test_open_r1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     keys = {"promptKey": "problem", "labelKey": "solution", "applyChatTemplate": True}
     job = spec_of(tmp_path, {"parts": parts}, **keys)
     found = scored(capsys, tmp_path, job, [(0, text, "stop") for text in texts])
-    module = direct("open_r1")
+    module = peer("open_r1")
     completions = [[{"role": "assistant", "content": text}] for text in texts]
     right = module.accuracy(completions, solution=[solution] * 4)
     expected = [one + other for one, other in zip(module.tagged(completions), right)]
@@ -136,7 +126,7 @@ def test_verl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reward = {"python": f"{PEERS / 'verl.py'}:compute_score", "signature": "Auto"}
     responses = [(0, "x = 2.25", "stop"), (1, "x = 2.25", "stop"), (1, "x = 2", "stop")]
     found = scored(capsys, tmp_path, spec_of(tmp_path, reward, labelKey=None), responses)
-    verl = direct("verl")
+    verl = peer("verl")
     results = [
         verl.compute_score(rows[row]["data_source"], text, "2", rows[row]["extra_info"]) for row, text, _ in responses
     ]
@@ -150,13 +140,13 @@ def test_slime(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     responses = [(0, "a c d", "stop"), (0, "b a b a", "length")]
     reward = {"python": f"{PEERS / 'slime.py'}:custom_rm", "signature": "Auto", "args": {"cut_penalty": 0.25}}
     found = scored(capsys, tmp_path, spec_of(tmp_path, reward), responses)
-    slime, args = direct("slime"), SimpleNamespace(cut_penalty=0.25)
+    slime, args = peer("slime"), SimpleNamespace(cut_penalty=0.25)
     samples = [
-        SimpleNamespace(
+        SlimeSample(
             label="a b",
             response=text,
             response_length=len(text.split()),
-            status=SimpleNamespace(value="truncated" if end == "length" else "completed"),
+            status=SlimeSample.Status("truncated" if end == "length" else "completed"),
             metadata={"weight": 0.5},
         )
         for _, text, end in responses
@@ -166,6 +156,67 @@ def test_slime(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reward["python"] = f"{PEERS / 'slime.py'}:group_rm"
     found = scored(capsys, tmp_path, spec_of(tmp_path, reward), responses)
     assert in_order(found) == sorted(asyncio.run(slime.group_rm(args, samples))) == [0.5, 0.625]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("trl.py:length", [3.0, 9.0]),
+        # The last 4 of 8 tokens.
+        ("open_r1.py:overlong", [-1.0, 0.0]),
+        # One token of the prompt.
+        ("slime.py:answered", [3 / 4, 9 / 10]),
+    ],
+)
+def test_tokens_are_those_of_the_response(
+    function: str, expected: list[float], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_rows(tmp_path, {"prompt": "say", "label": "a b"})
+    responses = [(0, "a b a", "stop"), (0, "a b a b a b a b a", "length")]
+    found = scored(
+        capsys, tmp_path, spec_of(tmp_path, {"python": f"{PEERS / function}", "signature": "Auto"}), responses
+    )
+    assert found["errors"] == []
+    assert in_order(found) == pytest.approx(expected)
+
+
+FILES = {
+    "none": {"my.py": "from slime.utils.types import Sample\n"},
+    "an installed one": {
+        "my.py": "from slime.utils.types import Sample\n",
+        "slime/utils/types.py": (
+            "from enum import Enum\n"
+            "class Sample:\n    Status = Enum('Status', {'COMPLETED': 'completed', 'TRUNCATED': 'truncated'})\n"
+        ),
+    },
+    "a module of one's own": {"my.py": "from slime import Sample\n", "slime.py": "class Sample:\n    Status = None\n"},
+}
+"""Files beside a reward."""
+RM = """
+def rm(args, sample: Sample) -> float:
+    return 1.0 if sample.status == (Sample.Status or sample.Status).TRUNCATED else 0.0
+"""
+
+
+@pytest.mark.parametrize("files", FILES.values(), ids=FILES)
+def test_slime_is_not_needed_and_is_used_where_it_is(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + RM if name == "my.py" else text)
+    write_rows(tmp_path, {"prompt": "say", "label": "a b"})
+    reward = {"python": f"{tmp_path / 'my.py'}:rm", "signature": "Auto"}
+    found = scored(capsys, tmp_path, spec_of(tmp_path, reward), [(0, "a", "stop"), (0, "b", "length")])
+    assert (found["errors"], in_order(found)) == ([], [0.0, 1.0])
+
+
+def test_other_modules_of_slime_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_rows(tmp_path, {"prompt": "say", "label": "a b"})
+    (tmp_path / "my.py").write_text("import slime.rollout.rm_hub\ndef rm(args, sample): return 0.0\n")
+    job = spec_of(tmp_path, {"python": f"{tmp_path / 'my.py'}:rm", "signature": "Auto"})
+    assert main(["score", job]) == 2
+    assert "does not import: ModuleNotFoundError: No module named 'slime.rollout'" in capsys.readouterr().err
 
 
 def test_args_of_slime_have_what_the_manifest_gives_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -182,6 +233,7 @@ def test_args_of_slime_have_what_the_manifest_gives_them(capsys: pytest.CaptureF
         ("response label", False, "RLJob"),
         ("prompt response", True, "RLJob"),
         ("completions", True, "TRL"),
+        ("completion_ids", True, "TRL"),
         ("prompts completions answer", False, "TRL"),
         ("completions solution", True, "TRL"),
         ("data_source solution_str ground_truth extra_info", False, "Verl"),

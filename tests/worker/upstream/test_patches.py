@@ -101,7 +101,8 @@ def test_another_version_names_the_patches_to_look_at(
     version: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(Process.ENGINE_WORKER, "cpu")
-    monkeypatch.setattr(installing, "_version", lambda package: version if package == "vllm" else "2.11.0+cpu")
+    true_version = installing._version
+    monkeypatch.setattr(installing, "_version", lambda name: version if name == "vllm" else true_version(name))
     with pytest.raises(UserError) as refused:
         installing.install(Process.ENGINE_WORKER, "cpu")
     lines = str(refused.value).splitlines()

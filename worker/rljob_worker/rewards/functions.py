@@ -178,6 +178,15 @@ def checked_batch(values: Any, expected: int | None) -> list[Score]:
     return [checked_score(score) for score in scores]
 
 
+def is_score(value: object) -> bool:
+    """Whether it is a number that can be trained on."""
+    try:
+        _number(value, "it")
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
 def _number(value: Any, name: str) -> float:
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]

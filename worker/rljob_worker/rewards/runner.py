@@ -166,7 +166,7 @@ class RewardRunner:
             tasks = (list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].sample.prompt.uid))
         for task in tasks:
             self._clock.enter()
-            samples: list[Sample] = [payload(call.sample, text) for call, text in task]
+            samples: list[Sample] = [payload(call.sample, text, tokens=scorer.tokens) for call, text in task]
             scorer.pool.submit(samples, self._receiver([call for call, _ in task]))
 
     def _receiver(self, calls: list[ScoreCall]) -> Callable[[list[Score] | RewardFailure], None]:

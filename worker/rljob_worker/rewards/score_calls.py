@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rljob_worker.data.sources import TURNS
 from rljob_worker.errors import JobError
 from rljob_worker.flow.turns import Turn
@@ -189,8 +191,14 @@ def outcome(call: ScoreCall, score: Score) -> RewardResult | RewardFailure:
     return RewardResult(0.0, absent=True)
 
 
-def payload(sample: RewardSample, text: str) -> dict[str, Any]:
-    """Everything about a sample that a process which scores it may be given; `text` is the response."""
+def payload(sample: RewardSample, text: str, *, tokens: bool = False) -> dict[str, Any]:
+    """Everything about a sample that a process which scores it may be given.
+
+    Args:
+        sample: with its prompt and generation.
+        text: the response.
+        tokens: whether it has the ids of the tokens too, of which there may be many.
+    """
     return {
         "prompt": sample.prompt.text,
         "response": text,
@@ -205,6 +213,14 @@ def payload(sample: RewardSample, text: str) -> dict[str, Any]:
         "source": sample.prompt.source,
         "response_tokens": len(sample.generation.token_ids),
         "key": f"{sample.prompt.uid if sample.ordinal is None else sample.ordinal}/{sample.index}",
+        **(_token_ids(sample) if tokens else {}),
+    }
+
+
+def _token_ids(sample: RewardSample) -> dict[str, list[int]]:
+    return {
+        "prompt_token_ids": list(sample.prompt.token_ids),
+        "token_ids": np.asarray(sample.generation.token_ids).tolist(),
     }
 
 

@@ -28,6 +28,7 @@ from rljob_worker.rewards.judge import JudgeSetup, judge_of
 from rljob_worker.rewards.model_judge import ModelJudge
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import check_function
+from rljob_worker.rewards.signatures import TOKENS_GIVEN
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.sandbox.kernel import refuse
@@ -48,10 +49,13 @@ _ITSELF_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """A reward that processes of its own compute, and whether a call has all samples of a prompt."""
+    """A reward that processes of its own compute."""
 
     pool: WorkerPool
     batch: bool
+    """Whether a call has all samples of a prompt."""
+    tokens: bool = False
+    """Whether it is given token ids."""
 
 
 Scorer = Inline | Isolated | ModelJudge
@@ -156,7 +160,9 @@ class Scorers:
             grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
             place=self.place(reward),
         )
-        return Isolated(pool, calling is not None and calling.grouped)
+        if calling is None:
+            return Isolated(pool, batch=False)
+        return Isolated(pool, calling.grouped, calling.signature in TOKENS_GIVEN)
 
     def _asks_model(self, reward: RewardSpec) -> bool:
         return reward.name == "judge" and judge_of(self._judges, reward).model is not None

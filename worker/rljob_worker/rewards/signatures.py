@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rljob_api.how_many import how_many
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.functions import Sample, Score, checked_batch, checked_score
+from rljob_worker.rewards.functions import Sample, Score, checked_batch, checked_score, is_score
+from rljob_worker.rewards.slime_samples import SlimeArgs, by_reward_key, slime_sample
 
 Call = Callable[[list[Sample]], Any]
 Check = Callable[[object, list[Sample]], list[Score]]
@@ -29,8 +29,8 @@ class Signature(StrEnum):
 
 
 FORMS = (
-    "RLJob: response (or samples with batch: true); TRL and open-r1: completions; Verl: solution_str; "
-    "Slime: args, sample (or args, samples) first"
+    "RLJob: response (or samples with batch: true); TRL and open-r1: completions or completion_ids; "
+    "Verl: solution_str; Slime: args, sample (or args, samples) first"
 )
 """The parameters by which each is recognised."""
 
@@ -48,7 +48,7 @@ def signatures_of(parameters: Sequence[str], takes_any: bool, batch: bool) -> li
         signature
         for signature, fits in (
             (Signature.RLJOB, "response" in names or (batch and bool(parameters))),
-            (Signature.TRL, "completions" in names),
+            (Signature.TRL, bool(names & {"completions", "completion_ids"})),
             (Signature.VERL, "solution_str" in names),
             (Signature.SLIME, tuple(parameters[:2]) in (("args", "sample"), ("args", "samples"))),
         )
@@ -96,6 +96,10 @@ def signature_of_function(function: Callable[..., object], wanted: str, batch: b
     return recognise(wanted, named, takes_any, batch, path)
 
 
+TOKENS_GIVEN = (Signature.TRL, Signature.SLIME)
+"""Signatures whose functions are given token ids."""
+
+
 def is_grouped(function: Callable[..., object], signature: Signature) -> bool:
     """Whether one call scores all samples of a prompt."""
     if signature is Signature.SLIME:
@@ -124,16 +128,16 @@ def make_peer(
     given = SlimeArgs(args)
     if is_grouped(function, signature):
         return (
-            lambda samples: function(given, [_slime_sample(sample, index) for index, sample in enumerate(samples)]),
-            lambda value, samples: checked_batch([_by_reward_key(one, args) for one in value], len(samples)),
+            lambda samples: function(given, [slime_sample(sample, index) for index, sample in enumerate(samples)]),
+            lambda value, samples: checked_batch([by_reward_key(one, args) for one in value], len(samples)),
         )
     return (
-        lambda samples: function(given, _slime_sample(samples[0], 0)),
-        lambda value, _: [checked_score(_by_reward_key(value, args))],
+        lambda samples: function(given, slime_sample(samples[0], 0)),
+        lambda value, _: [checked_score(by_reward_key(value, args))],
     )
 
 
-_TRL_GIVEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+_TRL_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 _VERL_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -174,6 +178,7 @@ def _call_trl(function: Callable[..., object], args: Mapping[str, object], sampl
         "completions": [
             [{"role": "assistant", "content": sample["response"]}] if chat else sample["response"] for sample in samples
         ],
+        "completion_ids": [list(sample["token_ids"]) for sample in samples],
         "trainer_state": None,
         "log_extra": _log_nothing,
         "log_metric": _log_nothing,
@@ -213,74 +218,5 @@ def _call_verl(function: Callable[..., object], args: Mapping[str, object], samp
 def _verl_score(value: object) -> Score:
     """Values beside the score that are no numbers go into verl's own logs alone."""
     if isinstance(value, Mapping):
-        return checked_score({name: part for name, part in value.items() if name == "score" or _is_number(part)})
+        return checked_score({name: part for name, part in value.items() if name == "score" or is_score(part)})
     return checked_score(value)
-
-
-def _is_number(value: object) -> bool:
-    try:
-        checked_score(value)
-    except (ValueError, TypeError):
-        return False
-    return not isinstance(value, Mapping)
-
-
-class SlimeArgs:
-    """`args` of a slime function: what `reward.args` has, and nothing else."""
-
-    def __init__(self, given: Mapping[str, object]) -> None:
-        self.__dict__.update(given)
-
-    def __getattr__(self, name: str) -> object:
-        known = ", ".join(self.__dict__) or "nothing"
-        raise AttributeError(f"args.{name} is not there: `args` has what reward.args has ({known}); put it there")
-
-
-class Status(StrEnum):
-    """End of a response, by slime's names."""
-
-    COMPLETED = "completed"
-    TRUNCATED = "truncated"
-
-
-@dataclass(slots=True)
-class SlimeSample:
-    """Sample as slime has it, as far as a reward looks at it."""
-
-    index: int
-    prompt: object
-    response: str
-    response_length: int
-    label: object
-    status: Status
-    metadata: dict[str, object]
-    reward: object = None
-    group_index: int = 0
-    loss_mask: object = None
-    remove_sample: bool = False
-    train_metadata: dict[str, object] = field(default_factory=dict)
-
-
-def _slime_sample(sample: Sample, index: int) -> SlimeSample:
-    row = sample["row"]
-    metadata = row.get("metadata")
-    return SlimeSample(
-        index=index,
-        prompt=sample["prompt"],
-        response=sample["response"],
-        response_length=sample["response_tokens"],
-        label=sample["raw_label"],
-        status=Status.TRUNCATED if sample["finish_reason"] == "length" else Status.COMPLETED,
-        metadata=dict(metadata) if isinstance(metadata, Mapping) else dict(sample["metadata"]),
-    )
-
-
-def _by_reward_key(value: object, args: Mapping[str, object]) -> object:
-    """slime's `--reward-key`, which says what of a dict is the score."""
-    key = args.get("reward_key")
-    if key is None or not isinstance(value, Mapping):
-        return value
-    if key not in value:
-        raise ValueError(f"the returned dict has no {key!r} (reward.args.reward_key)")
-    rest = {name: part for name, part in value.items() if name not in (key, "score") and _is_number(part)}
-    return rest | {"score": value[key]}

@@ -47,6 +47,7 @@ from rljob_worker.rewards.signatures import (
     make_peer,
     signature_of_function,
 )
+from rljob_worker.rewards.slime_samples import provide_slime
 from rljob_worker.sandbox.limits import SandboxError, SandboxSetup
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
     """A function from a task's samples to their scores, awaitable where it is asynchronous."""
     signature, grouped = Signature.RLJOB, setup.batch
     if setup.python is not None:
+        if setup.signature in ("Auto", Signature.SLIME):
+            provide_slime(setup.python)
         function = load_function(setup.python)
         signature = signature_of_function(function, setup.signature, setup.batch, setup.python)
         if signature is Signature.RLJOB:

@@ -5,6 +5,8 @@ const report = (() => {
   // Ticks and lines at whole steps alone, and half a step beside the first and the last, so that their bars are whole.
   const STEP_AXIS = { label: "step", labelSize: 18, incrs: Array.from({ length: 30 }, (unused, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3)) };
   const EDGE = 0.5;
+  const DASHED = [6, 4];
+  const DOTTED = [2, 3];
   const MOST_BARS = 400;
   const LEAST_WIDTH = 240;
   const byId = (id) => document.getElementById(id);
@@ -63,7 +65,7 @@ const report = (() => {
   }
 
   function named(label, index) {
-    return runs.length > 1 ? `${label} (${index ? runs[index].name : "this"})` : label;
+    return runs.length > 1 ? `${label} (${index ? `${runs[index].name}, dashed` : "this"})` : label;
   }
 
   function curveSeries(panel) {
@@ -78,7 +80,7 @@ const report = (() => {
           label: named(curve.label, index),
           stroke: curve.color,
           width: curve.thin ? 0.5 : 1.5,
-          dash: index ? [6, 4] : curve.sparse ? [2, 3] : undefined,
+          dash: index ? DASHED : curve.sparse ? DOTTED : undefined,
           spanGaps: true,
           points: { show: Boolean(curve.sparse) || run.steps.length <= 40 },
           value: (chart, value) => short(value),
@@ -128,7 +130,7 @@ const report = (() => {
       scales: { x: { time: false }, y: scale },
       axes: [STEP_AXIS, valueAxis(scale)],
       hooks: { setScale: [onScale], draw: [restarts] },
-      legend: { live: true },
+      legend: { live: true, markers: { dash: (chart, index) => ({ [DASHED]: "dashed", [DOTTED]: "dotted" })[series[index].dash] || "solid" } },
     }, data, box);
     // Not along the axis, where a long one lies over the numbers.
     if (unit) chart.root.querySelector(".u-title").append(element("span", unit, "unit"));
