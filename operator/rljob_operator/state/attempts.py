@@ -239,6 +239,10 @@ def _end(plan: PlanBuilder, cause: Cause) -> AttemptOutcome:
     assert attempt is not None
     ended = submission is not None and submission.state.ended
     code = submission.exit_code if ended and submission is not None else None
+    if cause.reason == EndReason.STEPS_DONE and plan.step < plan.spec.steps:
+        # They were lowered, and raised again while it was asked to stop.
+        done = all_of(plan.step, "step is", "steps are").capitalize()
+        cause = Cause(EndReason.STEPS_RAISED, f"{done} done; spec.steps is {plan.spec.steps} now.")
     lines = submission.last_log_lines if ended and submission is not None else ()
     early = plan.status.progress.stopped_early if plan.status.progress else None
     if cause.reason == EndReason.COMPLETED and attempt.steps is not None and not early:

@@ -586,6 +586,19 @@ def test_fewer_steps_than_are_done_end_the_job(running: Running) -> None:
     assert "spec.steps was lowered to 5" in (world.status.message or "")
 
 
+def test_steps_that_are_raised_again_while_the_driver_stops_are_done(running: Running) -> None:
+    world = running(steps=40)
+    world.run(100)
+    world.edit(steps=5)
+    assert Stop(f"rljob-{UID}-0") in world.look().actions
+    world.edit(steps=40)
+    run_until(world, JobPhase.SUCCEEDED)
+    assert [attempt.reason for attempt in world.status.attempts] == ["StepsRaised", "Completed"]
+    assert world.status.restarts in (None, 0)
+    assert world.status.progress is not None
+    assert (world.status.progress.step, world.status.progress.eta) == (40, None)
+
+
 # --- checkpoints on request --------------------------------------------------------------------
 
 
