@@ -1,6 +1,7 @@
 """Attempts of another user of the machine on a run's ports: `python stranger.py MARKER PORT...`, by root; prints JSON.
 
-`posted`: ports that took a job; `set`: ports where a key-value store took a key; `joined`: where a driver could join.
+`posted`: ports that took a job; `set`: ports where a key-value store took a key; `kept`: where Ray's own one did;
+`joined`: where a driver could join.
 """
 
 from __future__ import annotations
@@ -52,6 +53,15 @@ def store(port: int) -> bool:
             prefixed.set(f"rljob/stop/0/{step}", "0")
             prefixed.set(f"rljob/release/{step}/0", "")
     return client.get("rljob/stop/0/0") == b"0"
+
+
+def keep(port: int) -> bool:
+    """Set a key in the store of Ray's head, which needs no file of its session."""
+    from ray._raylet import GcsClient
+
+    client = GcsClient(address=f"127.0.0.1:{port}")
+    client.internal_kv_put(b"stranger", b"was here", True, b"rljob", timeout=SECONDS)
+    return bool(client.internal_kv_get(b"stranger", b"rljob", timeout=SECONDS) == b"was here")
 
 
 def join(port: int) -> bool:
@@ -107,7 +117,7 @@ def main(marker: str, ports: list[int]) -> None:
     import torch.distributed  # noqa: F401
 
     become_another_user()
-    attacks = {"posted": (http, marker), "set": (store,), "joined": (join,)}
+    attacks = {"posted": (http, marker), "set": (store,), "kept": (keep,), "joined": (join,)}
     attempts = [(attack, (port, *more)) for attack, *more in attacks.values() for port in ports]
     done = iter(tried(attempts, LONGEST_SECONDS))
     result = {name: [port for port in ports if next(done)] for name in attacks}

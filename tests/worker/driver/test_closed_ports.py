@@ -151,7 +151,7 @@ def test_a_stranger_reaches_nothing(run: Run, tmp_path: Path) -> None:
         ports = sorted({port for _, port, _ in listening})
         seen = attack(ports, tmp_path)
         assert not (tmp_path / "open" / "job").exists(), seen
-        assert seen == {"posted": [], "set": [], "joined": []}
+        assert seen == {"posted": [], "set": [], "kept": [], "joined": []}
     # What they were refused with is in the logs now.
     run.tells_the_token_to_nobody()
     run.goes_on()
