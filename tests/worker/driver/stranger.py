@@ -57,9 +57,10 @@ def store(port: int) -> bool:
 
 def keep(port: int) -> bool:
     """Set a key in the store of Ray's head, which needs no file of its session."""
-    from ray._raylet import GcsClient
+    import ray._raylet
 
-    client = GcsClient(address=f"127.0.0.1:{port}")
+    connect: Callable[..., Any] = vars(ray._raylet)["GcsClient"]
+    client = connect(address=f"127.0.0.1:{port}")
     client.internal_kv_put(b"stranger", b"was here", True, b"rljob", timeout=SECONDS)
     return bool(client.internal_kv_get(b"stranger", b"rljob", timeout=SECONDS) == b"was here")
 
@@ -117,7 +118,12 @@ def main(marker: str, ports: list[int]) -> None:
     import torch.distributed  # noqa: F401
 
     become_another_user()
-    attacks = {"posted": (http, marker), "set": (store,), "kept": (keep,), "joined": (join,)}
+    attacks: dict[str, tuple[Any, ...]] = {
+        "posted": (http, marker),
+        "set": (store,),
+        "kept": (keep,),
+        "joined": (join,),
+    }
     attempts = [(attack, (port, *more)) for attack, *more in attacks.values() for port in ports]
     done = iter(tried(attempts, LONGEST_SECONDS))
     result = {name: [port for port in ports if next(done)] for name in attacks}
