@@ -35,6 +35,8 @@ _DECODED_PIXELS = 2**27
 _THUMBNAIL = 64
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that need no other program: an EPS file is a program itself."""
+_WIDE = ("I", "F")
+"""Pillow's modes of 32 bits."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
@@ -71,6 +73,9 @@ class _Found:
             raise ValueError(
                 f"{self.name} says that it has more than {MAX_PIXELS} pixels: a decompression bomb?"
             ) from None
+        except PIL.UnidentifiedImageError:
+            # Its text names an object in memory.
+            raise ValueError(f"{self.name} is no picture: {', '.join(_FORMATS)} are taken") from None
         except Exception as error:
             raise ValueError(f"{self.name} is no picture: {', '.join(_FORMATS)} are taken ({error})") from None
         width, height = picture.size
@@ -80,6 +85,11 @@ class _Found:
             )
         if wrong := check_sides(width, height):
             raise ValueError(f"{self.name} {wrong}")
+        if picture.mode in _WIDE and not _is_gray_16(picture):
+            raise ValueError(
+                f"{self.name} has numbers of 32 bits ({picture.format}, mode {picture.mode}), and nothing says which "
+                "of them is white: 8 or 16 bits a channel are taken"
+            )
         return picture
 
     def decoded(self) -> Image:
@@ -90,9 +100,33 @@ class _Found:
         try:
             turned = ImageOps.exif_transpose(picture)
             assert turned is not None
-            return turned.convert("RGB")
+            return _opaque(_upper_bits(turned) if _is_gray_16(picture) else turned)
         except Exception as error:
             raise ValueError(f"{self.name} is damaged: {error}") from None
+
+
+def _is_gray_16(picture: Image) -> bool:
+    """Whether a channel of grey has 16 bits; versions of Pillow have two names for a PNG of these."""
+    return picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG")
+
+
+def _upper_bits(picture: Image) -> Image:
+    """The upper 8 of 16 bits of grey: Pillow itself makes all above 255 white."""
+    import PIL.Image
+
+    return PIL.Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+
+
+def _opaque(picture: Image) -> Image:
+    """In RGB, on white where it can be seen through, as Qwen's own code and vLLM have it."""
+    import PIL.Image
+
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    seen = picture.convert("RGBA")
+    on_white = PIL.Image.new("RGB", seen.size, (255, 255, 255))
+    on_white.paste(seen, mask=seen.getchannel("A"))
+    return on_white
 
 
 class RowPictures:
@@ -174,6 +208,11 @@ class RowPictures:
             return _Found(value, f"number {number} of the row")
         if not isinstance(value, str) or not value:
             raise ValueError(f"number {number} is {type(value).__name__}: the path of a file, or its bytes, is needed")
+        if value[:5].lower() == "data:":
+            raise ValueError(
+                f"{value[:40]!r} is a data: URL, which is not read: put the picture into a file below the data's "
+                "folder, or its bytes into a column of a Parquet file"
+            )
         if _URL.match(value):
             raise ValueError(f"{value[:80]!r} is a URL: pictures are not fetched; put it below the data's folder")
         if self._root is None:
@@ -231,7 +270,7 @@ class PictureProcessor:
         from transformers import AutoImageProcessor
 
         settings, path = processor_settings(folder)
-        self._merge = int(str(settings["merge_size"]))
+        self._merge = settings["merge_size"]
         self._image_token = _image_token(tokenizer)
         try:
             self._processor: _Processor = AutoImageProcessor.from_pretrained(
@@ -242,7 +281,14 @@ class PictureProcessor:
         self._bounds: dict[str, object] = {}
         if max_pixels is not None:
             # The least and the most of an area, whatever their names say.
-            least, most = (int(self._processor.size[f"{edge}_edge"]) for edge in ("shortest", "longest"))
+            size = self._processor.size
+            edges = [size.get(f"{edge}_edge") for edge in ("shortest", "longest")]
+            if not all(type(edge) is int for edge in edges):
+                raise UserError(
+                    f"{path}: size is {dict(size)}: model.maxPixels needs shortest_edge and longest_edge there, the "
+                    "least and the most pixels of a picture"
+                )
+            least, most = edges
             if least > max_pixels:
                 raise UserError(f"spec.model.maxPixels: {max_pixels} is below the image processor's least, {least}")
             if most < max_pixels:

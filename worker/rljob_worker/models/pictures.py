@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class PictureFacts:
             raise UserError(f"{where}: model_type {kind!r} takes no pictures here; {known} do")
         tokens = {key: config.get(key) for key in _TOKEN_KEYS}
         # Older configs have no end token of their own.
-        missing = [key for key in _TOKEN_KEYS[:3] if not isinstance(tokens[key], int)]
+        missing = [key for key in _TOKEN_KEYS[:3] if type(tokens[key]) is not int]
         if missing:
             raise UserError(f"{where}: has no {', '.join(missing)}")
         settings, path = processor_settings(folder)
@@ -79,15 +80,15 @@ class PictureFacts:
             ):  # fmt: skip
                 if vision.get(theirs, settings[ours]) != settings[ours]:
                     raise UserError(f"{path}: {ours} is {settings[ours]}, and {where} has {theirs} {vision[theirs]}")
-        scale = cast(float, settings["rescale_factor"])
+        scale = settings["rescale_factor"]
         return cls(
             image_token=cast(int, tokens["image_token_id"]),
-            placeholders=tuple(sorted({token for token in tokens.values() if isinstance(token, int)})),
-            merge=cast(int, settings["merge_size"]),
-            patch=cast(int, settings["patch_size"]),
-            frames=cast(int, settings["temporal_patch_size"]),
-            mean=tuple(value / scale for value in cast("list[float]", settings["image_mean"])),
-            std=tuple(value / scale for value in cast("list[float]", settings["image_std"])),
+            placeholders=tuple(sorted({token for token in tokens.values() if type(token) is int})),
+            merge=settings["merge_size"],
+            patch=settings["patch_size"],
+            frames=settings["temporal_patch_size"],
+            mean=tuple(value / scale for value in settings["image_mean"]),
+            std=tuple(value / scale for value in settings["image_std"]),
         )
 
     def tokens(self, grid: Sequence[int]) -> int:
@@ -143,7 +144,7 @@ class PictureFacts:
         return found
 
 
-def processor_settings(folder: str | Path) -> tuple[dict[str, object], Path]:
+def processor_settings(folder: str | Path) -> tuple[dict[str, Any], Path]:
     """The image processor's settings, of which those that are used here are checked, and their file.
 
     Raises:
@@ -157,18 +158,28 @@ def processor_settings(folder: str | Path) -> tuple[dict[str, object], Path]:
         raise UserError(f"{folder}: has none of {', '.join(PROCESSOR_FILES)}: nothing says how pictures are taken")
     found = read_json_object(path)
     inner = found.get("image_processor")
-    settings = dict(inner) if isinstance(inner, Mapping) else dict(found)
+    settings: dict[str, Any] = dict(inner) if isinstance(inner, Mapping) else dict(found)
     settings.setdefault("rescale_factor", 1 / 255)
     for key in ("patch_size", "merge_size", "temporal_patch_size"):
-        if not isinstance(settings.get(key), int):
+        if key not in settings:
             raise UserError(f"{path}: has no {key}")
+        if type(settings[key]) is not int or settings[key] < 1:
+            raise UserError(f"{path}: {key} is {settings[key]!r}: a whole number above 0 is needed")
     for key in ("image_mean", "image_std"):
         value = settings.get(key)
-        if not isinstance(value, list) or len(value) != 3:
+        if not isinstance(value, list) or len(value) != 3 or not all(map(_is_number, value)):
             raise UserError(f"{path}: {key} is {value!r}, no number for each of three channels")
+    if not all(value > 0 for value in settings["image_std"]):
+        raise UserError(f"{path}: image_std is {settings['image_std']!r}: pixels are divided by numbers above 0")
+    if not _is_number(settings["rescale_factor"]) or settings["rescale_factor"] <= 0:
+        raise UserError(f"{path}: rescale_factor is {settings['rescale_factor']!r}: a number above 0 is needed")
     if settings.get("do_rescale") is False or settings.get("do_normalize") is False:
         raise UserError(f"{path}: do_rescale and do_normalize must not be false")
     return settings, path
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_sides(width: int, height: int) -> str:
