@@ -89,7 +89,7 @@ def test_cmyk_is_taken() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>"])
 def test_what_is_no_picture_is_named_without_an_address_in_memory(content: bytes) -> None:
-    with pytest.raises(ValueError, match="^'a' is no picture: PNG, .* are taken") as caught:
+    with pytest.raises(ValueError, match=r"^'a' is no picture: PNG, .* are taken") as caught:
         _Found(content, "'a'").opened()
     assert " at 0x" not in str(caught.value)
 

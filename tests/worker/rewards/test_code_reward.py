@@ -124,6 +124,8 @@ def test_tests_that_are_none_fail_the_reward(score: Score) -> None:
         ("[", "the tests is no JSON"),
         ([{"stdin": ""}], r"neither \[\{input, output\}"),
         ({"inputs": [[1]], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": "5\n", "outputs": "6\n", "fn_name": "f"}, "inputs of the tests is str: a list is needed"),
+        ({"inputs": [[1]], "outputs": 1, "fn_name": "f"}, "outputs of the tests is int: a list is needed"),
         ({"inputs": [[1]], "outputs": [1]}, "no function is named"),
     ]:
         with pytest.raises(Exception, match=said):

@@ -262,6 +262,11 @@ def _train_word(texts: Iterable[str], special: list[str], vocab_size: int) -> To
         counts.update(text.split())
     words = [word for word in sorted(counts, key=lambda word: (-counts[word], word)) if word not in special]
     kept = words[: max(0, vocab_size - len(special))]
+    if not words:
+        raise UserError(
+            "spec.model.random.tokenizer: there are no words to train it on: all texts of data and environments are "
+            "white space; kind: Bpe also learns that"
+        )
     if not kept:
         raise UserError(f"spec.model.random.tokenizer.vocabSize: {vocab_size} leaves no room for words")
     if len(kept) < len(words):

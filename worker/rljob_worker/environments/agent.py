@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rljob_worker.confined.loading import load_named
 from rljob_worker.environments.agent_door import AgentDoor, Call, Entrance, Message, visible
-from rljob_worker.environments.base import AgentCall, AgentSource, Asked, CutAnswer, GoneError
+from rljob_worker.environments.base import AgentCall, AgentSource, Asked, CutAnswer, GoneError, checked_examples
 from rljob_worker.errors import UserError
 
 _FIELD = "environment.agent.python"
@@ -45,7 +45,10 @@ class Agents:
     def __init__(self, source: AgentSource, reach: str) -> None:
         function: object = load_named(source.python, _FIELD, "function", reach)
         self.function, self.args = _checked(function, source), source.args
-        self.examples = [str(one) for one in getattr(function, "examples", ())]
+        try:
+            self.examples = checked_examples(getattr(function, "examples", None))
+        except ValueError as error:
+            raise UserError(f"{_FIELD}: {source.python!r}: {error}") from None
         """Texts that its calls have, for a tokenizer that is trained."""
         for name in ("NO_PROXY", "no_proxy"):
             # Its calls stay on this machine, whatever proxy there is for others.

@@ -5,9 +5,10 @@ Imported by the environment hosts: keep it light.
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -18,6 +19,7 @@ MAX_OBSERVATION_BYTES = 2**20
 MAX_ACTION_BYTES = 2**20
 MAX_VALUES = 32
 MAX_STREAMS = 4096
+MAX_EXAMPLES = 2**16
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of the messages of an agent's calls."""
 _LARGEST = (2 - 2**-23) * 2.0**127
@@ -269,6 +271,19 @@ def checked_call(value: object) -> AgentCall | None:
     return AgentCall(stream, tuple(found))
 
 
+def checked_examples(value: object) -> list[str]:
+    """Answers that an environment calls valid; ValueError where they are no texts, or too many."""
+    if value is None:
+        return []
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"examples is {_shown(value)}: a list of texts is needed")
+    found = list(itertools.islice(value, MAX_EXAMPLES + 1))
+    if len(found) > MAX_EXAMPLES:
+        raise ValueError(f"examples has more than {MAX_EXAMPLES} texts")
+    # Numbers are texts that a policy might write.
+    return [checked_observation(one if isinstance(one, str) else str(one), "examples") for one in found]
+
+
 def checked_observation(value: object, method: str) -> str:
     """An observation; ValueError where it is no text, or has no UTF-8, or more than 1 MiB of it."""
     if isinstance(value, str) and value.isascii() and len(value) <= MAX_OBSERVATION_BYTES:
@@ -311,7 +326,10 @@ def _checked_number(value: object, name: str) -> float:
         value = item()
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{name} is {_shown(value)}, not a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or abs(number) > _LARGEST:
         raise ValueError(f"{name} is {number:g}, which is not finite in fp32")
     return number

@@ -90,7 +90,7 @@ class CallReader:
         self._said.texts.clear()
         try:
             found = self._parser.extract_tool_calls(answer, self._request)
-            calls = [ToolCall(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+            calls = [ToolCall(call.function.name, _arguments(call.function.arguments)) for call in found.tool_calls]
         except Exception as error:
             raise UnreadableCallError(f"{type(error).__name__}: {error}") from None
         if calls and found.tools_called:
@@ -100,6 +100,13 @@ class CallReader:
         if any(marker and marker in answer for marker in self._markers):
             raise UnreadableCallError("it is not of the form that is read here")
         return []
+
+
+def _arguments(text: str) -> object:
+    """Arguments that are JSON: no tool is called with NaN, infinity or half a character (`\\ud83d`), which is none."""
+    found: object = json.loads(text)
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    return found
 
 
 class _Said(logging.Handler):

@@ -36,6 +36,7 @@ from rljob_worker.environments.base import (
     Reset,
     Step,
     checked_began,
+    checked_examples,
     checked_step,
 )
 from rljob_worker.environments.load import REACH, Make, Source, maker
@@ -129,8 +130,11 @@ def _examples(make: Make) -> list[str]:
     environment = make()
     try:
         given = getattr(environment, "examples", None)
-        found = given() if callable(given) else given or []
-        return [str(one) for one in found]
+        found = given() if callable(given) else given
+        try:
+            return checked_examples(found)
+        except ValueError as error:
+            raise UserError(f"environment: {error}") from None
     finally:
         # One that was never reset may not be ready for it.
         with contextlib.suppress(Exception, SystemExit):

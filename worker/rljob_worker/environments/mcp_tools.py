@@ -5,10 +5,12 @@ The server is a child of the environment host: it has the host's bounds and vari
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rljob_worker.data.turns import Schema
@@ -18,12 +20,16 @@ from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
     from mcp import ClientSession
-    from mcp.types import Tool
+    from mcp.types import ListToolsResult, Tool
 
 T = TypeVar("T")
 START_SECONDS = 60.0
 """A server's first answer, and its list of tools."""
-_CONNECTION_CLOSED = -32000
+_MOST_PAGES = 100
+"""Pages of a list of tools."""
+_CONNECTION_CLOSED, _INVALID_PARAMS = -32000, -32602
+"""Codes of JSON-RPC."""
+_GONE = ("ClosedResourceError", "BrokenResourceError", "EndOfStream")
 _SHOWN = 500
 
 
@@ -71,6 +77,11 @@ class McpTools:
             self.close()
             raise UserError(f"{field}: {self._command} has no tools")
         self.schemas: Mapping[str, Schema] = {tool.name: _schema(tool) for tool in tools}
+        if len(self.schemas) < len(tools):
+            self.close()
+            names = [tool.name for tool in tools]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{field}: {self._command} has two tools {twice!r}: a call could not tell them apart")
 
     def make(self) -> None:
         """An episode has nothing of its own there."""
@@ -83,22 +94,27 @@ class McpTools:
 
         Raises:
             GoneError: the server is not there any more.
-            ToolError: the tool says that it failed.
+            ToolError: the tool says that it failed, or the server that it does not take the arguments.
             ValueError: it returned something else than text.
         """
         try:
             result = self._portal.call(self._session.call_tool, name, dict(arguments))
         except Exception as error:
-            if _is_gone(error):
+            code = getattr(getattr(error, "error", error), "code", None)
+            # The package's two versions say in different places that there is no connection any more.
+            if code == _CONNECTION_CLOSED or type(error).__name__ in _GONE:
                 raise GoneError(f"the MCP server {self._command} ended: {_short(error)}") from None
+            if code == _INVALID_PARAMS:
+                raise ToolError(_short(error)) from None
             raise
         texts = []
         for content in result.content:
             if content.type != "text":
                 raise ValueError(f"tool {name} of {self._command} returned {content.type}, which is no text")
             texts.append(content.text)
-        said = "\n".join(texts)
-        # One spelling in each of the two versions of the package.
+        structured = getattr(result, "structured_content", None) or getattr(result, "structuredContent", None)
+        # A server ought to say it as a text, too.
+        said = "\n".join(texts) if texts or structured is None else json.dumps(structured, ensure_ascii=False)
         if getattr(result, "isError", False) or getattr(result, "is_error", False):
             raise ToolError(said)
         return said
@@ -113,7 +129,18 @@ class McpTools:
         return self._portal.call(bounded)
 
     def _listed(self, session: ClientSession) -> list[Tool]:
-        return list(self._within(session.list_tools).tools)
+        """The tools of all pages."""
+        from mcp.types import PaginatedRequestParams
+
+        page = self._within(session.list_tools)
+        tools, seen = list(page.tools), set[str]()
+        while cursor := _next(page):
+            if cursor in seen or len(seen) == _MOST_PAGES:
+                raise ValueError(f"its list of tools has no end: page {cursor!r:.80} comes again and again")
+            seen.add(cursor)
+            page = self._within(partial(session.list_tools, params=PaginatedRequestParams(cursor=cursor)))
+            tools += page.tools
+        return tools
 
 
 def _schema(tool: Tool) -> Schema:
@@ -123,11 +150,10 @@ def _schema(tool: Tool) -> Schema:
     return {"type": "function", "function": function}
 
 
-def _is_gone(error: Exception) -> bool:
-    """Whether there is no connection any more; the package's two versions say it in different places."""
-    said = getattr(error, "error", error)
-    closed = getattr(said, "code", None) == _CONNECTION_CLOSED
-    return closed or type(error).__name__ in ("ClosedResourceError", "BrokenResourceError", "EndOfStream")
+def _next(page: ListToolsResult) -> str | None:
+    """Name of the page after this one, which the package's two versions spell differently."""
+    found: str | None = getattr(page, "next_cursor", None) or getattr(page, "nextCursor", None)
+    return found
 
 
 def _short(error: BaseException) -> str:

@@ -140,7 +140,7 @@ class OpenEnv:
             said = f"the server answered {code}: {data.get('message')}"[:_SHOWN]
             if code == _FULL:
                 raise _AgainError(f"{self._server.url}: {said}")
-            if code in _INFRA:
+            if str(code) in _INFRA:
                 raise GoneError(f"{self._server.url}: {said}")
             raise RuntimeError(said)
         if answer.get("type") != "observation" or "observation" not in data:

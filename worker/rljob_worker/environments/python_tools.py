@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rljob_worker.confined.loading import load_named
+from rljob_worker.confined.loading import load_named, text_of
 from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 
@@ -78,10 +78,10 @@ class _Holder:
 def _methods(kind: type, path: str, field: str) -> PythonTools:
     try:
         made = kind()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{field}: {path!r} is made for each episode as {kind.__name__}(), which fails: {type(error).__name__}: "
-            f"{error}"
+            f"{text_of(error)}"
         ) from None
     public = [name for name in dir(kind) if not name.startswith("_") and name not in _OWN]
     names = [name for name in public if callable(getattr(kind, name))]

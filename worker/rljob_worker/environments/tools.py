@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from rljob_worker.confined.loading import whole_characters
 from rljob_worker.data.turns import Schema
 from rljob_worker.environments.base import Replies
 from rljob_worker.environments.calls import CallReader, ToolCall, UnreadableCallError
 from rljob_worker.environments.mcp_tools import McpTools
 from rljob_worker.environments.python_tools import PythonTools, ToolError, python_tools
+from rljob_worker.environments.tool_schemas import examples, sample, validator, written
 from rljob_worker.errors import UserError
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
 
 MAX_CALLS = 16
 """In one answer; further ones are not made."""
 _MAX_EXAMPLES = 64
 _HERMES = "hermes"
-_SAMPLES: Mapping[str, object] = {
-    "string": "a", "integer": 1, "number": 0.5, "boolean": True, "array": [], "object": {}, "null": None,
-}  # fmt: skip
+_SHOWN = 2000
+"""Characters of a fault, which may repeat what a policy wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,17 @@ class Toolbox:
     """
 
     def __init__(self, source: ToolSource, reach: str) -> None:
-        self.groups = [_group(one, f"environment.tools[{place}]", reach) for place, one in enumerate(source.tools)]
+        self.groups: list[PythonTools | McpTools] = []
         self._owners: dict[str, int] = {}
+        try:
+            self._look(source, reach)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self, source: ToolSource, reach: str) -> None:
+        for place, one in enumerate(source.tools):
+            self.groups.append(_group(one, f"environment.tools[{place}]", reach))
         schemas: dict[str, Schema] = {}
         for place, group in enumerate(self.groups):
             for name, schema in group.schemas.items():
@@ -65,8 +70,10 @@ class Toolbox:
                 schemas[name], self._owners[name] = schema, place
         self.schemas = list(schemas.values())
         """Chat templates get these."""
-        self._validators = {name: _validator(schema["function"]["parameters"]) for name, schema in schemas.items()}
-        self.examples = list(itertools.islice(_examples(self.schemas), _MAX_EXAMPLES))
+        self._validators = {
+            name: validator(schema, f"environment.tools[{self._owners[name]}]") for name, schema in schemas.items()
+        }
+        self.examples = list(itertools.islice(examples(self.schemas), _MAX_EXAMPLES))
         """Calls whose arguments are all enumerated, as `hermes` reads them."""
         self.reader: CallReader | None = None
         if source.parser is not None:
@@ -97,7 +104,10 @@ class Toolbox:
             return f"the arguments of {call.name} are no object"
         from jsonschema.exceptions import best_match
 
-        error = best_match(self._validators[call.name].iter_errors(call.arguments))
+        try:
+            error = best_match(self._validators[call.name].iter_errors(call.arguments))
+        except RecursionError:
+            return f"the arguments of {call.name} are nested too deeply"
         if error is None:
             return None
         place = "".join(f".{part}" for part in error.absolute_path)
@@ -107,15 +117,12 @@ class Toolbox:
         """Refuse a tokenizer that turns a call into something else: no policy could ever make one."""
         tokenizer = reader.tokenizer
         for schema in self.schemas:
-            text = next(_examples([schema]), None) or _written(schema, _sample(schema))
+            name = schema["function"]["name"]
+            # Whether the arguments fit the tool is another matter.
+            text = next(examples([schema]), None) or written(name, sample(schema))
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             back = str(tokenizer.decode(ids, skip_special_tokens=False))
-            try:
-                calls = reader.read(back)
-            except UnreadableCallError:
-                calls = []
-            if not calls or self.fault(calls[0]) is not None:
-                name = schema["function"]["name"]
+            if not _same(reader, text, back):
                 raise UserError(
                     f"environment.tools: the model's tokenizer cannot write a call of {name}: {text} becomes {back!r} "
                     "in its tokens; a tokenizer that is trained on words knows calls whose parameters are all "
@@ -151,7 +158,7 @@ class ToolEnvironment:
         try:
             calls = self._box.reader.read(action)
         except UnreadableCallError as error:
-            said = f"error: the call cannot be read: {error}"
+            said = _told(f"the call cannot be read: {error}")
             return Replies.of([said]), 0.0, False, False, {"valid": 0.0, "tool_calls": 0.0, "tool_errors": 1.0}
         if not calls:
             return "", 0.0, True, False, {"valid": 1.0, "tool_calls": 0.0, "tool_errors": 0.0}
@@ -160,7 +167,7 @@ class ToolEnvironment:
         replies = []
         for call, fault in zip(calls[:MAX_CALLS], faults):
             try:
-                replies.append(self._call(call) if fault is None else f"error: {fault}")
+                replies.append(self._call(call) if fault is None else _told(fault))
             except ToolError as error:
                 failed += 1
                 replies.append(f"error: {error}")
@@ -196,48 +203,18 @@ def _group(tool: str | tuple[str, ...], field: str, reach: str) -> PythonTools |
     return McpTools(tool, f"{field}.mcp")
 
 
-def _validator(parameters: Schema) -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator({"additionalProperties": False, **_nullable(parameters)})
-
-
-def _nullable(schema: Schema) -> Schema:
-    """transformers writes OpenAPI's `nullable`, which JSON Schema does not know."""
-    properties = {
-        name: {"anyOf": [value, {"type": "null"}]} if value.get("nullable") else value
-        for name, value in schema.get("properties", {}).items()
-    }
-    return {**schema, "properties": properties}
+def _same(reader: CallReader, text: str, back: str) -> bool:
+    """Whether a text that went through the tokenizer has the call that it had."""
+    if back == text:
+        return True
+    try:
+        calls = reader.read(back)
+        return bool(calls) and calls[:1] == reader.read(text)[:1]
+    except UnreadableCallError:
+        return False
 
 
-def _examples(schemas: Sequence[Schema]) -> Iterator[str]:
-    """Calls of tools whose required parameters are all enumerated."""
-    for schema in schemas:
-        parameters = schema["function"]["parameters"]
-        required = parameters.get("required", [])
-        choices = [parameters["properties"][name].get("enum") for name in required]
-        if all(choices):
-            for values in itertools.product(*choices):
-                yield _written(schema, dict(zip(required, values)))
-
-
-def _sample(schema: Schema) -> dict[str, object]:
-    parameters = schema["function"]["parameters"]
-    found: dict[str, object] = {}
-    for name in parameters.get("required", []):
-        one = parameters["properties"][name]
-        kind = one.get("type", "string")
-        first = kind[0] if isinstance(kind, list) else kind
-        found[name] = one["enum"][0] if "enum" in one else _SAMPLES.get(first, "a")
-    return found
-
-
-def _written(schema: Schema, arguments: Mapping[str, object]) -> str:
-    """A call as `hermes` reads it, with blanks between its arguments alone.
-
-    A tokenizer of words has a word for each of them, so that a policy learns them one by one.
-    """
-    name = json.dumps(schema["function"]["name"], ensure_ascii=False)
-    given = json.dumps(arguments, separators=(", ", ":"), ensure_ascii=False)
-    return f'<tool_call>{{"name":{name},"arguments":{given}}}</tool_call>'
+def _told(fault: str) -> str:
+    """A fault of a policy's call as it reads it: a short text, whatever it wrote."""
+    text = whole_characters(fault)
+    return f"error: {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"

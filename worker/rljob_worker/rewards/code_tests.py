@@ -134,7 +134,7 @@ def _pairs(tests: object) -> tuple[object, list[tuple[object, object]]]:
     if isinstance(tests, str):
         tests = _json(tests, "the text of the tests")
     if isinstance(tests, Mapping) and "inputs" in tests and "outputs" in tests:
-        inputs, outputs = list(tests["inputs"]), list(tests["outputs"])
+        inputs, outputs = (_list(tests[name], name) for name in ("inputs", "outputs"))
         if len(inputs) != len(outputs):
             raise ValueError(f"the tests have {len(inputs)} inputs and {len(outputs)} outputs")
         name, pairs = tests.get("fn_name"), list(zip(inputs, outputs))
@@ -146,6 +146,12 @@ def _pairs(tests: object) -> tuple[object, list[tuple[object, object]]]:
     if not pairs:
         raise ValueError("there are no tests")
     return name, pairs
+
+
+def _list(value: object, name: str) -> list[object]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} of the tests is {type(value).__name__}: a list is needed, with an item for each test")
+    return list(value)
 
 
 def _text(value: object) -> str:

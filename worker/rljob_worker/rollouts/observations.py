@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+NO_TOKENS = (
+    "of which the tokenizer makes no tokens: the first observation is a prompt, which needs one; return some text, or "
+    "set applyChatTemplate"
+)
+
+
 class Observations:
     """Tokens of a first observation, and of one after an answer; longer ones are cut in the middle, and say so.
 
@@ -103,6 +109,8 @@ def check_room(field: str, observations: Observations, budget: Budget, answers: 
     began, *steps = answers
     assert isinstance(began, Began)
     first = len(observations.first(began.observation))
+    if first == 0:
+        raise UserError(f"{field}.environment: its reset returned {began.observation!r}, {NO_TOKENS}")
     found = f"spec.episodes.maxTokens: {budget.max_tokens}, and {field}.environment begins with {first} tokens"
     if first + budget.max_answer > budget.max_tokens:
         raise UserError(

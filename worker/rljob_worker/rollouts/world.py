@@ -9,7 +9,7 @@ from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.errors import JobError
 from rljob_worker.flow import Episode, Finish, TokenStream
 from rljob_worker.flow.turns import Budget, Opening, Turn
-from rljob_worker.rollouts.observations import Observations
+from rljob_worker.rollouts.observations import NO_TOKENS, Observations
 from rljob_worker.types import Prompt
 
 
@@ -44,6 +44,11 @@ class World:
                 raise JobError(f"{prompt.environment}.environment.agent: row {prompt.uid}: {error}") from None
         else:
             ids = prompt.token_ids or self.observations.first(began.observation)
+        if not ids:
+            raise JobError(
+                f"{prompt.environment}.environment: the reset with seed {prompt.seed} returned {began.observation!r}, "
+                f"{NO_TOKENS}"
+            )
         if isinstance(self.budget.next(len(ids), 0), Finish):
             raise JobError(
                 f"{prompt.environment}.environment: the first observation with seed {prompt.seed} has {len(ids)} "
