@@ -11,7 +11,7 @@ from rljob_api.derived import NodeGroup
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.run_folder import folder_error
 from rljob_worker.cli.environments import check_environment_code
-from rljob_worker.cli.model_folder import check_model_folder, local_folder
+from rljob_worker.cli.model_folder import check_folders_beside, check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_path, data_sources, evaluation_sources
 from rljob_worker.driver.preflight import (
@@ -81,6 +81,7 @@ def look_first(
     check_sources(spec)
     check_prompts(spec.judges)
     check_judge_folder(spec)
+    check_folders_beside(spec)
     check_environment_code(spec)
 
 

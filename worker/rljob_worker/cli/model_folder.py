@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rljob_api import derived
 from rljob_api.blocks import path_text
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.rules.model_config import CHECKPOINT_TYPES, parallel_findings, value_findings
@@ -15,13 +16,13 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.places import MODEL_FOLDER, folder_here, folder_or_elsewhere
 from rljob_worker.models.weight_files import tensor_files
 
 FIELD = "spec.model.path"
-_WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"
 
 
-def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {_WANTED} is needed") -> Path | None:
+def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {MODEL_FOLDER} is needed") -> Path | None:
     """The folder of `model.path`; None where there is nothing of that path here, and it may be a hub's id.
 
     Args:
@@ -33,19 +34,28 @@ def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {_WANTED} 
     """
     if model.path is None:
         return None
-    try:
-        folder = home_expanded(model.path)
-        kind = what_is_at(folder)
-    except OSError as error:
-        raise UserError(f"{FIELD}: {model.path}: {error.strerror}; {_WANTED} is needed") from None
-    if kind == "folder":
-        return folder
-    if kind != "nothing":
-        wrong = "is a file" if kind == "file" else "is a pipe or device"
-        raise UserError(f"{FIELD}: {folder} {wrong}: {_WANTED} is needed")
-    if not is_hub_id(model.path):
-        raise UserError(f"{FIELD}: {folder} {elsewhere}")
-    return None
+    folder = folder_here(model.path, FIELD)
+    if folder is None and not is_hub_id(model.path):
+        raise UserError(f"{FIELD}: {home_expanded(model.path)} {elsewhere}")
+    return folder
+
+
+def check_folders_beside(spec: RLJobSpec) -> None:
+    """Refuse what is here of the paths of a critic's start and a teacher, and is no model's folder: UserError."""
+    critic, distill = derived.critic(spec), spec.algorithm.distill
+    paths = [] if distill is None else [("spec.algorithm.distill.teacher.path", distill.teacher.path)]
+    if critic is not None and critic.model is not None:
+        paths.append(("spec.critic.model.path", critic.model.path))
+    for field, path in paths:
+        folder = folder_or_elsewhere(path, field)
+        if folder is None:
+            continue
+        try:
+            check_json_files(folder)
+            read_hf_config(folder)
+            tensor_files(folder)
+        except UserError as error:
+            raise UserError(f"{field}: of {folder}: {error}") from None
 
 
 def check_model_folder(folder: Path, spec: RLJobSpec) -> None:

@@ -40,12 +40,19 @@ def look(job: RLJob, manifest: str) -> list[str]:
     check_sources(job.spec, on_this_machine=False)
     check_prompts(job.spec.judges)
     check_judge_folder(job.spec)
+    _check_folders_beside(job.spec)
     told = told_signatures(job.spec)
     environments = TriedEnvironments(job.spec)
     shown = _first_prompts(job.spec, environments)
     shown += environments.first_prompts() if _has_tokenizer(job.spec) else []
     _check_weights(job.spec)
     return [*map(visible_line, [*told, *environments.lines(), *_of_sandbox(job.spec)]), *map(visible, shown)]
+
+
+def _check_folders_beside(spec: RLJobSpec) -> None:
+    from rljob_worker.cli.model_folder import check_folders_beside
+
+    check_folders_beside(spec)
 
 
 def _of_sandbox(spec: RLJobSpec) -> list[str]:

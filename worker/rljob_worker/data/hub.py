@@ -13,6 +13,8 @@ from typing import Any
 from rljob_api.spec import Hub
 from rljob_worker.data import hub_answers
 from rljob_worker.errors import JobError, UserError, no_folder
+from rljob_worker.host.paths import home_expanded
+from rljob_worker.models.places import folder_here
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
@@ -47,11 +49,11 @@ def folder_beside(path: str, hub: Hub, field: str) -> Path:
 
     Raises UserError, naming the manifest's `field` with the path, and JobError as `snapshot` does.
     """
-    local = Path(path).expanduser()
-    if local.is_dir():
+    local = folder_here(path, field)
+    if local is not None:
         return local
     if path.startswith(("/", "~", ".")):
-        raise UserError(f"{field}: {no_folder(local)}")
+        raise UserError(f"{field}: {no_folder(home_expanded(path))}")
     return snapshot(path, hub, field, patterns=MODEL_FILES)
 
 

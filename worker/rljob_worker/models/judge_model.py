@@ -13,6 +13,7 @@ from rljob_api.spec import JudgeKind, JudgeModel
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.places import folder_or_elsewhere
 from rljob_worker.models.weight_files import names_by_file, tensor_files
 
 _ARCHITECTURES = {
@@ -70,9 +71,10 @@ def check_judge_folder(spec: RLJobSpec) -> None:
     judge = derived.judge_model(spec)
     if judge is None or judge.model is None:
         return
-    folder = Path(judge.model.path).expanduser()
-    if folder.is_dir():
-        JudgeFacts.of(folder, judge.model, judge.kind, f"spec.judges[{spec.judges.index(judge)}].model.path")
+    place = f"spec.judges[{spec.judges.index(judge)}].model.path"
+    folder = folder_or_elsewhere(judge.model.path, place)
+    if folder is not None:
+        JudgeFacts.of(folder, judge.model, judge.kind, place)
 
 
 def _labels(config: dict[str, object]) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.places import folder_here
 from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.models.value_model import HEAD
 
@@ -28,8 +28,8 @@ def critic_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, TrainedM
     optimizer = derived.critic_optimizer(spec, critic)
     training = spec.training.model_copy(update={"lora": None, "optimizer": optimizer})
     spec = spec.model_copy(update={"training": training})
-    own = critic.model and Path(critic.model.path).expanduser()
-    if own and own.is_dir():
+    own = None if critic.model is None else folder_here(critic.model.path, "spec.critic.model.path")
+    if own is not None:
         try:
             model = trained_model(training.backend, own)
             check_trained_sizes(model, training)

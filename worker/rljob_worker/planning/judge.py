@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from rljob_api import RLJobSpec, derived
 from rljob_worker.engine.platforms import CPU_KV_CACHE_BYTES
 from rljob_worker.models.judge_model import JudgeFacts
+from rljob_worker.models.places import folder_here
 from rljob_worker.planning.job_shape import itemsize
 
 
@@ -38,9 +38,9 @@ def judge_memory(spec: RLJobSpec, device_bytes: int | None, policy: int) -> Judg
     judge = derived.judge_model(spec)
     if judge is None or judge.model is None:
         return None
-    folder, weights = Path(judge.model.path).expanduser(), policy
-    if folder.is_dir():
-        place = f"spec.judges[{spec.judges.index(judge)}].model.path"
+    place = f"spec.judges[{spec.judges.index(judge)}].model.path"
+    folder, weights = folder_here(judge.model.path, place), policy
+    if folder is not None:
         weights = JudgeFacts.of(folder, judge.model, judge.kind, place).parameters * itemsize(spec)
     cache = judge.model.kv_cache_bytes
     if cache is None and device_bytes is None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rljob_api import derived
 from rljob_api.spec import Divergence, RLJobSpec
 from rljob_worker.errors import UserError
+from rljob_worker.models.places import folder_here
 from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.planning.job_shape import JobShape, MicroBatch
 
@@ -25,8 +24,8 @@ def teacher_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, Trained
     if distill is None:
         return None
     training = spec.training.model_copy(update={"lora": None})
-    own = Path(distill.teacher.path).expanduser()
-    if own.is_dir():
+    own = folder_here(distill.teacher.path, "spec.algorithm.distill.teacher.path")
+    if own is not None:
         try:
             model = trained_model(spec.training.backend, own)
             check_trained_sizes(model, training)
