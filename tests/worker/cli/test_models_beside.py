@@ -13,6 +13,7 @@ import yaml
 from rljob_api import RLJob, RLJobSpec
 from rljob_worker.cli.model_folder import check_folders_beside
 from rljob_worker.data.hub import folder_beside
+from rljob_worker.driver.preflight import apply_environment
 from rljob_worker.errors import UserError
 from rljob_worker.models.judge_model import check_judge_folder
 from rljob_worker.models.places import folder_here
@@ -101,3 +102,12 @@ def test_a_plan_names_a_home_that_nobody_has(field: str) -> None:
 def test_a_file_is_not_asked_of_a_hub(here: Path) -> None:
     with pytest.raises(UserError, match=r"^spec.x: file is a file: a folder with config.json"):
         folder_beside("file", teacher("a/b").model.hub, "spec.x")
+
+
+def test_a_python_path_of_a_home_that_nobody_has_is_named() -> None:
+    job = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text())
+    job["spec"]["environment"] = {"pythonPath": ["/code", "~no-such-user/code"]}
+    with pytest.raises(
+        UserError, match=r"^spec.environment.pythonPath\[1\]: ~no-such-user/code: there is no such user"
+    ):
+        apply_environment(RLJob.model_validate(job).spec)

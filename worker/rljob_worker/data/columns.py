@@ -117,6 +117,10 @@ class TableRows(Sequence[Row]):
         if pa.types.is_dictionary(kind):
             column = column.cast(kind.value_type)
             kind = kind.value_type
+        if isinstance(kind, pa.BaseExtensionType) and _is_text(kind.storage_type):
+            # Text that is said to be JSON, for one.
+            column = column.cast(kind.storage_type)
+            kind = kind.storage_type
         if _is_binary(kind):
             column = self._decoded(column, where)
         elif pa.types.is_float16(kind) or pa.types.is_float32(kind):
@@ -147,13 +151,15 @@ class TableRows(Sequence[Row]):
                 self._check_times(name)
 
     def _check_times(self, name: str) -> None:
-        """Arrow has times that Python has not: of the year 20000, or in a zone that this machine does not know."""
+        """Arrow has times that Python has not: of the year 20000, of as many years, or in a zone that this machine
+        does not know."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         column = self._table[name]
         try:
-            if pa.types.is_nested(column.type) or pa.types.is_dictionary(column.type):
+            is_listed = pa.types.is_nested, pa.types.is_dictionary, pa.types.is_duration
+            if any(is_one(column.type) for is_one in is_listed):
                 column.to_pylist()
             else:
                 pc.min_max(column).as_py()
@@ -175,9 +181,10 @@ class TableRows(Sequence[Row]):
             for row in np.flatnonzero(unclear.to_numpy()).tolist():
                 self._check_prompt(column[row].as_py(), row)
             return
-        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        kind = column.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             raise UserError(
-                f"{self._origin}: column {key!r} ({self._field}.promptKey) is {column.type}: a string or a list of "
+                f"{self._origin}: column {key!r} ({self._field}.promptKey) is {kind}: a string or a list of "
                 "chat messages is needed"
             )
         row = 0
@@ -227,7 +234,7 @@ def _has_times(kind: pa.DataType) -> bool:
         return _has_times(kind.value_type)
     if pa.types.is_nested(kind):
         return any(_has_times(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_duration(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:

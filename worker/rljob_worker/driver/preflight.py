@@ -23,15 +23,17 @@ from rljob_api.rules.pods import PROCESS_BYTES, too_many_processes
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.records.trackers.packages import python_with
+from rljob_worker.rewards.source_check import package_places
 
 _ROOM_FOR = 2
 """Checkpoints: a new one is written whole before the oldest is deleted."""
 
 
 def apply_environment(spec: RLJobSpec) -> None:
-    """Give this process, and the reward processes it starts, the manifest's variables and Python path."""
+    """Give this process, and the reward processes it starts, the manifest's variables and Python path; UserError where
+    a part of the path is of an unknown home."""
+    _, *paths = package_places(spec)
     os.environ.update(spec.environment.variables)
-    paths = [str(Path(path).expanduser()) for path in spec.environment.python_path]
     sys.path[:0] = paths
     if paths:
         inherited = os.environ.get("PYTHONPATH")

@@ -16,6 +16,7 @@ from rljob_worker.confined.named_source import check_named
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
+from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.functions import RESERVED
 from rljob_worker.rewards.signatures import Signature, recognise
 
@@ -46,8 +47,14 @@ def check_sources(spec: RLJobSpec, *, on_this_machine: bool = True) -> None:
 
 
 def package_places(spec: RLJobSpec) -> list[str]:
-    """Folders in which the job's processes find packages, beside what is installed."""
-    return ["", *(str(Path(path).expanduser()) for path in spec.environment.python_path)]
+    """Folders in which the job's processes find packages, beside what is installed; UserError for an unknown home."""
+    places = [""]
+    for number, path in enumerate(spec.environment.python_path):
+        try:
+            places.append(str(home_expanded(path)))
+        except OSError as error:
+            raise UserError(f"spec.environment.pythonPath[{number}]: {path}: {error.strerror}") from None
+    return places
 
 
 def told_signatures(spec: RLJobSpec) -> list[str]:

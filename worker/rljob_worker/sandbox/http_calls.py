@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,8 +18,16 @@ TRANSIENT = frozenset({408, 409, 425, 429})
 
 
 def retry_after(value: str) -> float:
-    """Seconds after which a server wants to be asked again, by its header `Retry-After`; 0 where that has no number."""
-    return float(value) if re.fullmatch(r"\d{1,4}", value) else 0.0
+    """Seconds after which a server wants to be asked again, by its header `Retry-After`: a number of them, of which
+    some servers write parts, or a date; 0 where it is neither."""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value.strip()):
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+        # A date without a zone is one of GMT.
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def open_session(concurrency: int, headers: Mapping[str, str] = MappingProxyType({})) -> ClientSession:
