@@ -217,7 +217,15 @@ def representable(value: Any, name: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {str(value)[:80]}, not a finite number")
+        raise ValueError(f"{name} is {_digits(value)}, not a finite number")
     if abs(number) > LARGEST:
         raise ValueError(f"{name} is {number:g}, which is not finite in fp32: {LARGEST:.2g} at most")
     return number
+
+
+def _digits(value: object) -> str:
+    try:
+        return str(value)[:80]
+    except ValueError:
+        # Python writes no whole number of more than 4300.
+        return "a whole number of thousands of digits"
