@@ -103,6 +103,8 @@ def explain(code: int, bounds: Bounds, what: str, block: str) -> str:
         keeper.OVER_FILES: f"{ended}it had put more than {bounds.scratch_bytes / 2**30:.0f} GiB or "
         f"{how_many(bounds.files_made, 'file')} into its temporary folder",
         keeper.HIDDEN: f"{ended}a program that it ran cannot be measured: it is executable and not readable",
+        keeper.OF_ITS_OWN: f"the {what} died with an exit code of its own from {keeper.OVER_MEMORY} to "
+        f"{keeper.OF_ITS_OWN}, such as Python's where its standard output was closed",
         keeper.NO_NETWORK_NAMESPACE: f"the {what} did not start: the kernel gives it no network of its own "
         f"({block}.network: false)",
     }

@@ -28,7 +28,9 @@ from rljob_worker.confined.beside import BESIDE_VARIABLE, NOT_STARTED, Beside, l
 from rljob_worker.confined.files import Files, listable, readable, writable
 from rljob_worker.host.processes import ProcessIdentity, hide_memory
 
-OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN = 120, 121, 122, 123, 124
+OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN, OF_ITS_OWN = 120, 121, 122, 123, 124, 125
+"""Exit codes of a keeper; the last one stands for these where the confined process ended by one itself, as Python does
+by 120 where its output was closed."""
 SCRATCH = "rljob-scratch-"
 """Begins the name of a temporary folder, before the keeper's identity."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -147,6 +149,8 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int, scratch:
         if status is not None:
             _end_all(output, room, sources, shown)
             code = os.waitstatus_to_exitcode(status)
+            if OVER_MEMORY <= code <= OF_ITS_OWN and not (code == NO_NETWORK_NAMESPACE and not bounds["network"]):
+                return OF_ITS_OWN
             return code if code >= 0 else 128 - code
         if time.monotonic() >= look:
             if over := looks.over():

@@ -56,8 +56,8 @@ def main() -> None:
         except UserError as error:
             _answer(connection, "refused", str(error))
             return
-        except (Exception, SystemExit):
-            _answer(connection, "failed", traceback.format_exc())
+        except BaseException as error:
+            _answer(connection, "failed", _describe(error))
             return
         _answer(connection, "ready", ready)
         while True:

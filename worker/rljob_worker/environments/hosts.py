@@ -111,7 +111,7 @@ class EnvironmentHosts:
             raise UserError(f"environment: {self._source.title()!r} does not import: {said}") from None
         if kind != "ready":
             self.close()
-            said = str(value) if kind == "refused" else f"environment: {self._source.title()!r} fails:\n{value}"
+            said = str(value) if kind == "refused" else f"environment: {self._source.title()!r} cannot be made: {value}"
             raise UserError(said)
         self._is_ready(host, value)
 
@@ -374,7 +374,7 @@ class EnvironmentHosts:
         self._found.append((episode.key, EnvironmentFailure(kind, text)))
 
     def _late(self) -> str:
-        return f"{self._source.title()!r} has not been imported within {self._deadlines.start:g} s"
+        return f"{self._source.title()!r} has not been imported, made and closed within {self._deadlines.start:g} s"
 
 
 def _bounded(action: str) -> str:

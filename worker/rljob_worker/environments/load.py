@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -127,17 +127,19 @@ def _class(path: str, args: Mapping[str, object]) -> Make:
     if not inspect.isclass(kind):
         raise UserError(f"environment.python: {path!r} is not a class but {type(kind).__name__}")
     _check_arguments(kind, path, args)
-    called: tuple[tuple[str, str, Mapping[str, object] | None], ...] = (
-        ("reset", "reset(seed=..., options=...)", {"seed": 0, "options": {}}),
-        ("step", "step(action)", None),
+    called: tuple[tuple[str, str, Sequence[object], Mapping[str, object]], ...] = (
+        ("reset", "reset(seed=..., options=...)", (), {"seed": 0, "options": {}}),
+        ("step", "step(action)", ("text",), {}),
     )
-    for method, shown, bound in called:
+    for method, shown, given, named in called:
         function = getattr(kind, method, None)
         if not callable(function):
             raise UserError(f"environment.python: {path!r} has no method {method}: it needs reset and step")
         if inspect.iscoroutinefunction(function):
             raise UserError(f"environment.python: {path!r}: {method} is async: it must be a plain method")
-        _check_method(function, path, shown, bound)
+        # An object is what a plain method gets first.
+        is_bound = isinstance(inspect.getattr_static(kind, method), staticmethod | classmethod)
+        _check_method(function, path, shown, given if is_bound else (None, *given), named)
     made = cast(Callable[..., Playable], kind)
     return lambda: made(**args)
 
@@ -155,15 +157,14 @@ def _check_arguments(kind: type, path: str, args: Mapping[str, object]) -> None:
         ) from None
 
 
-def _check_method(function: Callable[..., object], path: str, shown: str, by_name: Mapping[str, object] | None) -> None:
+def _check_method(
+    function: Callable[..., object], path: str, shown: str, given: Sequence[object], named: Mapping[str, object]
+) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
     try:
-        if by_name is None:
-            signature.bind(None, "text")
-        else:
-            signature.bind(None, **by_name)
+        signature.bind(*given, **named)
     except TypeError as error:
         raise UserError(f"environment.python: {path!r} is called as {shown}, which fails: {error}") from None
