@@ -83,5 +83,10 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Else what the interpreter should free last, with a thread in it, is left: the process would end by SIGABRT."""
+    gc.unfreeze()
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Lanes(config, log)
