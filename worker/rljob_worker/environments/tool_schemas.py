@@ -65,7 +65,7 @@ def examples(schemas: Sequence[Schema]) -> Iterator[str]:
     for schema in schemas:
         parameters = schema["function"]["parameters"]
         required, properties = parameters.get("required", []), _properties(parameters)
-        choices = [properties.get(name, {}).get("enum") for name in required]
+        choices = [properties.get(name, {}).get("enum") or () for name in required]
         if all(choices):
             for values in itertools.product(*choices):
                 yield written(schema["function"]["name"], dict(zip(required, values)))
