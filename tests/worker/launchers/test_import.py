@@ -117,6 +117,28 @@ def test_partial_rollout_is_taken_over_as_a_job_can_have_it(
 
 
 @pytest.mark.parametrize(
+    ("flags", "reward"),
+    [
+        ("--rm-type math --custom-rm-path my.rm --reward-key acc --group-rm",
+         {"python": "my:rm", "signature": "Slime", "args": {"reward_key": "acc"}}),
+        ("--custom-rm-path my.rm", {"python": "my:rm", "signature": "Slime"}),
+        ("--rm-type deepscaler --reward-key acc --group-rm", {"name": "math"}),
+    ],
+)  # fmt: skip
+def test_a_function_of_slime_s_takes_the_place_of_its_rewards(
+    flags: str, reward: dict[str, object], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    needed = "--hf-checkpoint /m --prompt-data /d.jsonl --num-rollout 3 --rollout-batch-size 4 --n-samples-per-prompt 2"
+    script.write_text(f"python3 train.py {needed} --rollout-max-response-len 8 --colocate {flags}")
+    found = frameworks.import_file("slime", script, variables={}, profile="cuda", devices=None)
+    assert problems_of(found) == []
+    spec = found.manifest["spec"]
+    assert isinstance(spec, dict)
+    assert spec["reward"] == reward
+
+
+@pytest.mark.parametrize(
     ("script", "data"),
     [
         ('load_dataset("a/b", split="test")', {"path": "a/b", "split": "test", "labelKey": None}),

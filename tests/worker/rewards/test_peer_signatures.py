@@ -219,6 +219,15 @@ def test_other_modules_of_slime_are_named(capsys: pytest.CaptureFixture[str], tm
     assert "does not import: ModuleNotFoundError: No module named 'slime.rollout'" in capsys.readouterr().err
 
 
+def test_a_function_that_slime_could_not_call_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_rows(tmp_path, {"prompt": "say", "label": "a b"})
+    (tmp_path / "my.py").write_text("def three(args, sample, more): return 0.0\n")
+    job = spec_of(tmp_path, {"python": f"{tmp_path / 'my.py'}:three", "signature": "Auto"})
+    assert main(["score", job]) == 2
+    said = capsys.readouterr().err
+    assert "three' is called as f(args, sample), which fails: missing a required argument: 'more'" in said
+
+
 def test_args_of_slime_have_what_the_manifest_gives_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_rows(tmp_path, {"prompt": "say", "label": "a b"})
     reward = {"python": f"{PEERS / 'slime.py'}:custom_rm", "signature": "Slime"}

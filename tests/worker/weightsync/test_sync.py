@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_slots_are_kept_over_syncs_without_growth() -> None:
     engine = KeepingEngine()
     with threaded_peers(2, [engine]) as peers:
         peers.sync_without_growth(40)
-        names = [path.name for path in SHARED_MEMORY.glob("rljob-rljob.test.*")]
+        names = [path.name for path in SHARED_MEMORY.glob(f"rljob-rljob.test.*-{os.getpid()}-*-*")]
         assert len(names) == 2
     assert not any((SHARED_MEMORY / name).exists() for name in names)
 

@@ -55,7 +55,8 @@ class Draft:
     def put(self, setting: Setting, path: str, value: object, why: str = "") -> None:
         """Set a field below `spec`, and say what it follows from."""
         if setting.unknown:
-            self.leave(setting, f"known only to a run: {', '.join(setting.unknown)}; give --variable, or spec.{path}")
+            unknown = ", ".join(dict.fromkeys(setting.unknown))
+            self.leave(setting, f"known only to a run: {unknown}; give --variable, or spec.{path}")
             return
         if setting.conditional:
             why = (

@@ -65,6 +65,7 @@ def apply_command(draft: Draft, command: Command, conditional: set[str], framewo
     drop_unused_critic(draft)
     _place(draft, last, words[start].endswith("train_async.py"))
     _learn(draft, last)
+    _score(draft, last)
     _evaluate(draft, last)
     _record(draft, last)
     _runtime(draft, command.words[:start], last.get("--train-env-vars"))
@@ -114,6 +115,16 @@ def _learn(draft: Draft, last: Settings) -> None:
         _oversample(draft, last)
     elif (setting := last.get("--over-sampling-batch-size")) and draft.get("rollout.partial") is None:
         draft.leave(setting, "without a filter no prompt is sampled beyond the step's")
+
+
+def _score(draft: Draft, last: Settings) -> None:
+    """slime asks no reward of its own where it is given a function, and takes a key of what that returns."""
+    function, key = draft.get("reward.python"), last.get("--reward-key")
+    if function is not None:
+        draft.drop("reward.name", "--custom-rm-path is asked in its place")
+        take(draft, key, "reward.args.reward_key", text)
+    elif key:
+        draft.leave(key, "a built-in reward is a number")
 
 
 def _grow(draft: Draft, last: Settings) -> None:

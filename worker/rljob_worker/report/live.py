@@ -49,7 +49,9 @@ class LiveReport:
         try:
             self._server = GuardedServer((_HOST, port), _handler(self), token)
         except (OSError, OverflowError) as error:
-            raise UserError(f"--port {port}: cannot listen there: {error}; 0 picks a free one") from None
+            raise UserError(
+                f"--port {port}: cannot listen there: {str(error).rstrip('.')}; 0 picks a free one"
+            ) from None
         self.address = f"http://{_HOST}:{self._server.server_port}/?token={token}"
 
     @property

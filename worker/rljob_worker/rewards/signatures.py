@@ -126,6 +126,7 @@ def make_peer(
         _check_names(function, {*_VERL_GIVEN, *args}, path, ())
         return lambda samples: _call_verl(function, args, samples[0]), lambda value, _: [_verl_score(value)]
     given = SlimeArgs(args)
+    _check_two(function, path)
     if is_grouped(function, signature):
         return (
             lambda samples: function(given, [slime_sample(sample, index) for index, sample in enumerate(samples)]),
@@ -154,6 +155,14 @@ def _check_names(function: Callable[..., object], given: set[str], path: str, co
                 f"reward.python: {path!r} asks for {name!r}, which is neither a column of the data nor in reward.args; "
                 f"there are {', '.join(sorted(given | set(columns)))}"
             )
+
+
+def _check_two(function: Callable[..., object], path: str) -> None:
+    """Refuse a function that cannot be called as slime calls its own."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UserError(f"reward.python: {path!r} is called as f(args, sample), which fails: {error}") from error
 
 
 def _named(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
