@@ -14,6 +14,7 @@ from rljob_worker.cli.import_job import manifest_text, problems_of
 from rljob_worker.cli.main import main
 from rljob_worker.launchers import frameworks, roll, slime, trl, variables, verl
 from rljob_worker.launchers.draft import Draft, Setting, to
+from rljob_worker.launchers.slime_rules import RULES
 
 FILES = Path(__file__).parent / "files"
 DOCS = Path(__file__).parents[3] / "docs"
@@ -84,6 +85,32 @@ def test_adapters_are_taken_over(framework: str, settings: dict[str, object], lo
     assert (made.get("training.backend") == "FSDP") == (lora is not None)
     lines = {line.setting.split(" ")[0]: line for line in made.lines}
     assert all(lines[name].field or lines[name].why for name in settings)
+
+
+ODD = [None, "", "x", "1e999", "nan", "-1", True, [], ["a", "b"], {"a": {}}]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("framework", ["verl", "roll", "trl"])
+def test_every_setting_is_accounted_for_whatever_its_value_is(framework: str, value: object) -> None:
+    names = [name for name in {"verl": verl, "roll": roll, "trl": trl}[framework].RULES if "*" not in name]
+    for given in ([Setting(name, value) for name in names], *([Setting(name, value)] for name in names)):
+        made = Draft()
+        if framework == "trl":
+            trl.apply_settings(made, given, 8)
+        else:
+            {"verl": verl, "roll": roll}[framework].apply_settings(made, given)
+        known = {line.setting.split(" ")[0] for line in made.lines}
+        assert known >= {setting.name for setting in given if value is not None}
+
+
+@pytest.mark.parametrize("value", ["", "x", "1e999", "-1", "a b", "$X"])
+def test_so_is_every_flag(value: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    for mode in ("--colocate", ""):
+        script.write_text(f"python3 train.py {mode} " + " ".join(f"{flag} {value}" for flag in RULES))
+        found = frameworks.import_file("slime", script, variables={}, profile=None, devices=None)
+        assert {line.setting.split(" ")[0] for line in found.lines} >= set(RULES) - {"--colocate"}
 
 
 PARTIAL = "--colocate --rollout-batch-size 32 --partial-rollout"

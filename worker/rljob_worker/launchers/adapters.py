@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljob_worker.launchers.draft import Draft, Setting, listed, number, take, text, whole
+from rljob_worker.launchers.draft import Draft, Setting, listed, number, take, text, value_of, whole
 
 ALL_LINEAR = ("all-linear", "all_linear", "all")
 
@@ -20,7 +20,8 @@ def put_adapters(draft: Draft, rank: Setting | None, alpha: Setting | None, targ
     draft.assume("training.backend", "FSDP")
     take(draft, rank, "training.lora.rank", whole)
     take(draft, alpha, "training.lora.alpha", number)
-    if targets is not None and _names(targets.value)[:1] in [[name] for name in ALL_LINEAR]:
+    names: Sequence[str] = ()
+    if targets is not None and value_of(draft, targets, _names, names)[:1] in [[name] for name in ALL_LINEAR]:
         draft.note(targets, "training.lora", "all linear modules of the layers, as by default")
     else:
         take(draft, targets, "training.lora.targets", _names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rljob_api.how_many import how_many
 from rljob_api.safe_text import visible_line
@@ -109,6 +111,7 @@ class Draft:
         self.lines.append(Line(str(setting), "", why))
 
 
+T = TypeVar("T")
 Rule = Callable[[Draft, Setting], None]
 """Puts a setting into the draft, or leaves it with a reason; a ValueError says what is wrong with its value."""
 Settings = Mapping[str, Setting]
@@ -165,6 +168,26 @@ def take(draft: Draft, setting: Setting | None, path: str, convert: Callable[[ob
         apply(draft, [setting], {setting.name: to(path, convert, why)}, "")
 
 
+def value_of(draft: Draft, setting: Setting | None, convert: Callable[[object], T], otherwise: T) -> T:
+    """A setting's value; `otherwise` where it is not there, known only to a run, or none, of which the account then has
+    the reason."""
+    if setting is None or setting.unknown:
+        return otherwise
+    try:
+        return convert(setting.value)
+    except ValueError as error:
+        draft.leave(setting, str(error))
+        return otherwise
+
+
+def account_for_all(draft: Draft, settings: Iterable[Setting]) -> None:
+    """Leave the settings of which nothing was said: those that mean something only beside others."""
+    said = {line.setting.partition(" ")[0] for line in draft.lines}
+    for setting in settings:
+        if visible_line(setting.name) not in said:
+            draft.leave(setting, "without effect on what was taken over")
+
+
 def nowhere(why: str) -> Rule:
     """The rule of a setting that has none."""
     return lambda draft, setting: draft.leave(setting, why)
@@ -194,6 +217,8 @@ def number(value: object) -> int | float:
         found = float(said)
     except ValueError:
         raise ValueError(f"{said!r} is no number") from None
+    if not math.isfinite(found):
+        raise ValueError(f"{said!r} is no finite number")
     return (
         int(found) if found == int(found) and not isinstance(value, float) and "e" not in str(said).lower() else found
     )

@@ -12,6 +12,7 @@ from rljob_worker.launchers.draft import (
     Rule,
     Setting,
     Settings,
+    account_for_all,
     apply,
     drop_unused_critic,
     later,
@@ -20,6 +21,7 @@ from rljob_worker.launchers.draft import (
     number,
     switch,
     take,
+    value_of,
     whole,
 )
 from rljob_worker.launchers.roll_rules import LORA, RULES, TURNS
@@ -58,6 +60,7 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     _learn(draft, found)
     _record(draft, found)
     apply_variables(draft, variables)
+    account_for_all(draft, others)
 
 
 def _without_strategy(name: str) -> str:
@@ -239,22 +242,21 @@ def _batch(draft: Draft, last: Settings) -> None:
 def _learn(draft: Draft, last: Settings) -> None:
     """The clip of the ratio, `1 + 2 pg_clip` as the bound of the dual clip, and the KL term, whose estimate is k3."""
     clip, ranged, dual = (last.get(name) for name in ("pg_clip", "use_pg_clip_range", "dual_clip_loss"))
-    apart = ranged is not None and not ranged.unknown and switch(ranged.value)
+    apart = value_of(draft, ranged, switch, False)
     for name, path in (("pg_clip_low", "algorithm.clipLow"), ("pg_clip_high", "algorithm.clipHigh")):
         take(draft, last.get(name) if apart else clip, path, number)
         if not apart and (own := last.get(name)):
             draft.leave(own, "use_pg_clip_range is not true")
     if ranged:
         draft.leave(ranged, "algorithm.clipLow and algorithm.clipHigh")
-    if dual and not dual.unknown:
-        if switch(dual.value):
-            draft.put(
-                dual, "algorithm.dualClip", round(1 + 2 * (number(clip.value) if clip else 0.2), 6), "1 + 2 pg_clip"
-            )
+    if dual:
+        if value_of(draft, dual, switch, False):
+            bound = round(1 + 2 * value_of(draft, clip, number, 0.2), 6)
+            draft.put(dual, "algorithm.dualClip", bound, "1 + 2 pg_clip")
         else:
             draft.leave(dual, "none, as by default")
     used, coefficient = last.get("use_kl_loss"), last.get("kl_loss_coef")
-    if used and not used.unknown and switch(used.value):
+    if used and value_of(draft, used, switch, False):
         draft.note(used, "algorithm.kl.coefficient")
         draft.assume("algorithm.kl.estimator", "k3")
         take(draft, coefficient, "algorithm.kl.coefficient", number)

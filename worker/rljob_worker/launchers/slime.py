@@ -10,6 +10,7 @@ from rljob_worker.launchers.draft import (
     Draft,
     Setting,
     Settings,
+    account_for_all,
     apply,
     count_rows_whole,
     drop_unused_critic,
@@ -17,6 +18,7 @@ from rljob_worker.launchers.draft import (
     number,
     take,
     text,
+    value_of,
     whole,
 )
 from rljob_worker.launchers.shell import Command, Word
@@ -69,6 +71,7 @@ def apply_command(draft: Draft, command: Command, conditional: set[str], framewo
     _evaluate(draft, last)
     _record(draft, last)
     _runtime(draft, command.words[:start], last.get("--train-env-vars"))
+    account_for_all(draft, last.values())
 
 
 def _place(draft: Draft, last: Settings, script_is_async: bool) -> None:
@@ -83,7 +86,7 @@ def _place(draft: Draft, last: Settings, script_is_async: bool) -> None:
         return
     draft.assume("mode", "Async" if script_is_async else "Disaggregated")
     take(draft, last.get("--fully-async"), "mode", lambda _: "Async")
-    if nodes and text(nodes.value) == "1":
+    if nodes and nodes.value == ["1"]:
         draft.leave(nodes, "1 is the default")
     else:
         take(draft, nodes, "resources.trainer.nodes", whole)
@@ -137,8 +140,8 @@ def _grow(draft: Draft, last: Settings) -> None:
         return
     draft.put(setting, "rollout.partial", {}, "tokens of earlier weights are corrected: algorithm.tis")
     prompts = draft.get("rollout.promptsPerStep")
-    if more and not more.unknown and isinstance(prompts, int) and whole(more.value) > prompts:
-        factor = whole(more.value) / prompts
+    if more and isinstance(prompts, int) and (count := value_of(draft, more, whole, 0)) > prompts:
+        factor = count / prompts
         draft.put(more, "rollout.partial.factor", factor)
         if factor > _FACTOR:
             draft.assume("rollout.staleness.max", ceil(factor) - 1)
@@ -148,7 +151,7 @@ def _grow(draft: Draft, last: Settings) -> None:
 
 def _oversample(draft: Draft, last: Settings) -> None:
     setting = last["--dynamic-sampling-filter-path"]
-    if "check_reward_nonzero_std" not in text(setting.value):
+    if "check_reward_nonzero_std" not in value_of(draft, setting, text, ""):
         draft.leave(setting, "a function of yours: rollout.oversampling.function")
         return
     if draft.get("mode") != "Colocated":
@@ -193,8 +196,8 @@ def _record(draft: Draft, last: Settings) -> None:
             draft.note(setting, "records.trackers")
     for option, key in (("--wandb-project", "project"), ("--wandb-team", "workspace"), ("--wandb-group", "run")):
         if setting := last.get(option):
-            if trackers and trackers[0]["name"] == "wandb" and not setting.unknown:
-                trackers[0][key] = text(setting.value)
+            if trackers and trackers[0]["name"] == "wandb" and (named := value_of(draft, setting, text, "")):
+                trackers[0][key] = named
                 draft.note(setting, f"records.trackers[].{key}")
             else:
                 draft.leave(setting, f"records.trackers[].{key}")

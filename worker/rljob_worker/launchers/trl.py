@@ -17,6 +17,7 @@ from rljob_worker.launchers.draft import (
     Rule,
     Setting,
     Settings,
+    account_for_all,
     apply,
     later,
     listed,
@@ -27,6 +28,7 @@ from rljob_worker.launchers.draft import (
     take,
     text,
     to,
+    value_of,
     whole,
 )
 from rljob_worker.launchers.shell import Command
@@ -254,12 +256,13 @@ def apply_settings(draft: Draft, settings: Sequence[Setting], devices: int | Non
     _batch(draft, last, devices)
     _data(draft, last)
     _record(draft, last)
+    account_for_all(draft, last.values())
 
 
 def _adapters(draft: Draft, last: Settings) -> None:
     used = last.get("use_peft")
     rank, *others = (last.get(name) for name in _LORA)
-    if used and not used.unknown and switch(used.value):
+    if used and value_of(draft, used, switch, False):
         draft.note(used, "training.lora")
         put_adapters(draft, rank or Setting("lora_r", 16), *others)
         return

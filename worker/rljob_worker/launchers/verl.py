@@ -14,6 +14,7 @@ from rljob_worker.launchers.draft import (
     Rule,
     Setting,
     Settings,
+    account_for_all,
     apply,
     count_rows_whole,
     drop_unused_critic,
@@ -27,6 +28,7 @@ from rljob_worker.launchers.draft import (
     take,
     text,
     to,
+    value_of,
     whole,
 )
 from rljob_worker.launchers.shell import Command
@@ -197,7 +199,8 @@ def is_command(command: Command) -> bool:
 def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     """Put verl's settings into the draft."""
     last = {setting.name: setting for setting in settings}
-    apply(draft, [setting for setting in last.values() if _counts(setting)], RULES, "unknown to `rljob import verl`")
+    counting = [setting for setting in last.values() if _counts(setting)]
+    apply(draft, counting, RULES, "unknown to `rljob import verl`")
     _data(draft, last)
     drop_unused_critic(draft)
     _learn(draft, last)
@@ -210,6 +213,7 @@ def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
     )  # fmt: skip
     _batch(draft, last)
     _record(draft, last)
+    account_for_all(draft, counting)
 
 
 def _counts(setting: Setting) -> bool:
@@ -268,7 +272,7 @@ def _learn(draft: Draft, last: Settings) -> None:
     for name, path in (("clip_ratio_low", "algorithm.clipLow"), ("clip_ratio_high", "algorithm.clipHigh")):
         take(draft, last.get(f"{_A}.{name}") or clip, path, number)
     used, coefficient = last.get(f"{_A}.use_kl_loss"), last.get(f"{_A}.kl_loss_coef")
-    if used and not used.unknown and switch(used.value):
+    if used and value_of(draft, used, switch, False):
         draft.note(used, "algorithm.kl.coefficient")
         draft.assume("algorithm.kl.coefficient", 0.001)
         take(draft, coefficient, "algorithm.kl.coefficient", number)
@@ -299,7 +303,7 @@ def _reward(draft: Draft, last: Settings) -> None:
     key = last.get("data.reward_fn_key")
     file, function = last.get("custom_reward_function.path"), last.get("custom_reward_function.name")
     if file:
-        name = text(function.value) if function else "compute_score"
+        name = value_of(draft, function, text, "compute_score")
         take(draft, file, "reward.python", lambda value: f"{text(value)}:{name}", "called as verl calls it")
         draft.assume("reward.signature", "Verl")
         if function:
@@ -308,7 +312,7 @@ def _reward(draft: Draft, last: Settings) -> None:
         wanted = "the function gets the column data_source"
         draft.leave(key, wanted if str(key.value) == "data_source" else f"{wanted}, under that name alone")
     elif key:
-        draft.put(key, "reward.by", text(key.value), "name its values in reward.parts[].rows")
+        take(draft, key, "reward.by", text, "name its values in reward.parts[].rows")
 
 
 def _fsdp(draft: Draft, last: Settings) -> None:
