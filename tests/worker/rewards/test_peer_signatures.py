@@ -135,6 +135,14 @@ def test_verl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert list(found["parts"]) == ["acc"]
 
 
+def test_what_verl_could_not_use_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_rows(tmp_path, {"prompt": "a", "data_source": "x", "reward_model": {"ground_truth": "2"}, "extra_info": "{}"})
+    reward = {"python": f"{PEERS / 'verl.py'}:compute_score", "signature": "Auto"}
+    found = scored(capsys, tmp_path, spec_of(tmp_path, reward, labelKey=None), [(0, "x = 2", "stop")])
+    [error] = found["errors"]
+    assert error["error"].startswith("ValueError: the row's extra_info is str, not an object")
+
+
 def test_slime(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_rows(tmp_path, {"prompt": "say", "label": "a b", "metadata": {"weight": 0.5}})
     responses = [(0, "a c d", "stop"), (0, "b a b a", "length")]

@@ -215,11 +215,14 @@ def _call_verl(function: Callable[..., object], args: Mapping[str, object], samp
     row = sample["row"]
     model = row.get("reward_model")
     nested = isinstance(model, Mapping) and "ground_truth" in model
+    extra = row.get("extra_info")
+    if not isinstance(extra, Mapping | None):
+        raise ValueError(f"the row's extra_info is {type(extra).__name__}, not an object")
     given = {
         "data_source": row.get("data_source", sample["source"]),
         "solution_str": sample["response"],
         "ground_truth": model["ground_truth"] if isinstance(model, Mapping) and nested else sample["raw_label"],
-        "extra_info": dict(row.get("extra_info") or {}),
+        "extra_info": dict(extra or {}),
     }
     return function(**_named(function, given | dict(args)))
 
