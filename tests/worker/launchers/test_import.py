@@ -87,7 +87,7 @@ def test_adapters_are_taken_over(framework: str, settings: dict[str, object], lo
     assert all(lines[name].field or lines[name].why for name in settings)
 
 
-ODD = [None, "", "x", "1e999", "nan", "-1", True, [], ["a", "b"], {"a": {}}]
+ODD: list[object] = [None, "", "x", "1e999", "nan", "-1", True, [], ["a", "b"], {"a": {}}]
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
