@@ -73,7 +73,13 @@ GROUPS = (
         "groups at the bound: Mask",
         "groups at the bound: Discard",
     ),
-    ("episodes in Async: Together", "episodes in Async: Free", "episodes that fail", "episodes of two steps"),
+    (
+        "episodes in Async: Together",
+        "episodes in Async: Free",
+        "episodes that fail",
+        "episodes of two steps",
+        "episodes of a guide",
+    ),
     ("tools apart: staleness 0", "tools apart: kills"),
     ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
     (

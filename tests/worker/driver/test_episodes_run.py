@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import manifest, run
+from jobs import KV_CACHE_BYTES, REPOSITORY, manifest, run
 from support.samples import unless_drawn
 
+from rljob_api.roles import COMPUTE_VARIABLE
+from rljob_worker.records.steps import read_steps
 from rljob_worker.records.trajectories import read_trajectories
 
 LAKE = {"name": "FrozenLake", "args": {"size": 3, "instructions": False}, "processes": 1, "perProcess": 16}
@@ -49,3 +51,28 @@ def test_a_policy_is_trained_on_what_it_said_to_an_environment(tmp_path: Path) -
         assert sample["reward_parts"].keys() == {"valid", "success"}
     code, output = run("audit", tmp_path / "run")
     assert (code, "8 trained" in output) == (0, True), output
+
+
+@pytest.mark.slow
+@unless_drawn("episodes of a guide")
+def test_the_first_sample_of_rolls_guide_runs_on_a_cpu_with_a_small_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192}
+    model = {"random": {"config": {"model_type": "qwen2", **sizes, **heads, "tie_word_embeddings": True}}}
+    smaller = {
+        "steps": 3, "model": model, "checkpoint.path": str(tmp_path / "runs"), "checkpoint.everySteps": 3,
+        "data.environment.processes": 2, "memorySaver.trainMemoryMargin": "64Mi", "storage.volumes": [],
+        "resources.trainer.devicesPerNode": 1, "resources.rollout.devicesPerNode": 1, "training.globalBatchSize": 8,
+        "rollout.promptsPerStep": 4, "rollout.samplesPerPrompt": 4, "rollout.memoryFraction": None,
+        "rollout.kvCacheBytes": KV_CACHE_BYTES, "evaluation.everySteps": 3,
+        **{f"evaluation.sets[{number}].seeds.count": 4 for number in range(4)},
+    }  # fmt: skip
+    given = [f"--set=spec.{field}={json.dumps(value)}" for field, value in smaller.items()]
+    example = REPOSITORY / "examples" / "qwen2.5-0.5b-frozen-lake-8xnpu.yaml"
+    code, output = run("run", example, *given, "--output", tmp_path / "run", environment={COMPUTE_VARIABLE: "cpu"})
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")
+    assert [record.step for record in records] == [1, 2, 3]
+    held_out = {name for name in records[-1].metrics if name.startswith("eval/")}
+    sets = {"SimpleSokoban", "LargerSokoban", "SokobanDifferentGridVocab", "FrozenLake"}
+    assert {f"eval/{name}" for name in sets} <= held_out
