@@ -16,7 +16,7 @@ ENVIRONMENT_FAULTS = (
         "each response holds back those before it",
         f"{_WORKER}/engine/chunks.py",
         "due = due if chunk else time.monotonic() + seconds",
-        "due = time.monotonic() + max(seconds, 0.05)",
+        "due = time.monotonic() + max(seconds, 5.0)",
         f"{_CHUNKS}::test_a_steady_stream_of_responses_holds_none_of_them_back",
     ),
     Fault(
