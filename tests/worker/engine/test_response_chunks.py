@@ -46,7 +46,7 @@ def test_an_engine_without_work_is_waited_for_no_longer() -> None:
             finished(2 * turn, RESPONSE)
             finished(2 * turn + 1, RESPONSE)
             idle()
-            assert taken.wait(60)
+            assert taken.wait(LONG / 3)
             taken.clear()
         idle()
 
