@@ -105,8 +105,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*TOOLS, "episodes={maxTurns: 4, maxTokens: 512}"], ["spec.episodes.toolParser"]),
     ([*EPISODES, "episodes.toolParser=hermes"], ["spec.episodes.toolParser"]),
     ([*AGENT, "data.applyChatTemplate=false"], ["spec.data.applyChatTemplate"]),
-    ([*AGENT, *APART], ["spec.mode"]),
-    ([*AGENT, *DIVIDED], ["spec.mode"]),
     ([*AGENT, "episodes.pace=Free"], ["spec.episodes.pace"]),
     ([*AGENT, *PPO], ["spec.algorithm.name"]),
     ([*AGENT, "resources.profile=cuda", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
@@ -498,6 +496,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     AGENT,
+    [*AGENT, *DIVIDED],
+    [*AGENT, *APART],
     [*TOOLS, *DIVIDED],
     [*TOOLS, *APART],
     JUDGE,

@@ -117,4 +117,18 @@ ENVIRONMENT_FAULTS = (
         "",
         f"{_EPISODES}::test_an_update_does_not_wait_for_environments",
     ),
+    Fault(
+        "an environment that was lost while the policy answered is asked for the next step",
+        f"{_WORKER}/rollouts/turns.py",
+        "        if live.world.hosts.holds(live.key):\n",
+        "        if True:\n",
+        f"{_EPISODES}::test_environments_that_are_lost_while_the_policy_answers_give_their_groups_back",
+    ),
+    Fault(
+        "an attempt that ends by an error that nobody foresaw says nothing",
+        f"{_WORKER}/driver/attempt.py",
+        "        except Exception as error:\n            outcome = failed(",
+        "        except (ZeroDivisionError, OSError) as error:\n            outcome = failed(",
+        "tests/worker/driver/test_attempt_ends.py::test_an_error_that_nobody_foresaw_is_the_outcome",
+    ),
 )

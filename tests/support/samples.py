@@ -80,7 +80,7 @@ GROUPS = (
         "episodes of two steps",
         "episodes of a guide",
     ),
-    ("tools apart: staleness 0", "tools apart: kills"),
+    ("tools apart: staleness 0", "tools apart: kills", "agents apart: staleness 0", "agents apart: kills"),
     ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
     (
         "a job with a critic",

@@ -19,7 +19,6 @@ from rljob_api.spec import (
     EpisodesSpec,
     EvaluationSet,
     GymnasiumSpec,
-    Mode,
     Pace,
     RLJobSpec,
     TextEnvironmentSpec,
@@ -178,12 +177,6 @@ EPISODES = (
         allowed="given where a source has environment.tools, and nowhere else",
         check=_parses_tools,
         cel=f"!has(self.episodes) || has(self.episodes.toolParser) == {_TOOLS_ANYWHERE}",
-    ),
-    _with_agents(
-        "mode",
-        "agents have been run in mode Colocated alone",
-        f"{Mode.COLOCATED}",
-        lambda s: s.mode == Mode.COLOCATED,
     ),
     _with_agents(
         "episodes.pace",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from rljob_api.wire.run_status import RunOutcome
 from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.cluster.ray_session import RaySession
 from rljob_worker.driver import attempt
-from rljob_worker.errors import JobError
+from rljob_worker.errors import JobError, StopRequested
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.steps import StepLog
 
@@ -26,7 +28,9 @@ from rljob_worker.records.steps import StepLog
 class Surroundings:
     """An attempt without Ray, model and data, whose training ends by an error."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException, ray: Callable[..., Any] | None = None
+    ) -> None:
         self.path, self.killed = folder / "run", list[float]()
         job = load_manifest(manifest(folder).read_text())
         run_folder = RunFolder(self.path, job, False)
@@ -35,17 +39,23 @@ class Surroundings:
         def train() -> None:
             raise ends
 
-        loop: Any = SimpleNamespace(train=train, spec=job.spec, start=lambda: 0, goal=lambda: "", ready=False)
+        def create(calls: object, updates: int, stop: threading.Event, *_: object) -> None:
+            if stop.is_set():
+                raise StopRequested
+
+        loop: Any = SimpleNamespace(
+            train=train, spec=job.spec, start=lambda: 0, goal=lambda: "", stopped=lambda: "nothing new", ready=False
+        )
         self.attempt = self._attempt(job, run_folder, StepLog(self.path, failures), failures, loop)
         cluster = SimpleNamespace(
             kill=lambda seconds=0.0, **_: self.killed.append(seconds),
             interrupt=lambda: None,
             death_of=str,
-            create=lambda *_: None,
+            create=create,
             start=lambda calls: None,
         )
         monkeypatch.setattr(attempt, "Cluster", lambda *_, **__: cluster)
-        monkeypatch.setattr(attempt, "embedded", self.ray)
+        monkeypatch.setattr(attempt, "embedded", ray or self.ray)
         monkeypatch.setattr(attempt, "_serve", lambda *_: None)
         monkeypatch.setattr(attempt.Attempt, "_surroundings", lambda *_: None)
 
@@ -65,12 +75,15 @@ class Surroundings:
 
     def last(self) -> tuple[str, str]:
         last = events(self.path)[-1]
-        return last["event"], last["message"]
+        return last["event"], last.get("message", last.get("outcome"))
 
 
 @pytest.fixture(autouse=True)
-def _signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt.StopSignal, "install", lambda self: None)
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_an_error_that_nobody_foresaw_is_the_outcome(
@@ -93,15 +106,25 @@ def test_what_ends_the_process_is_an_event_too(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_ray_that_does_not_start_is_an_event_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    around = Surroundings(tmp_path, monkeypatch, AssertionError())
-
     def no_ray(*_: Any) -> Any:
         raise JobError("start: Ray does not start on this machine")
 
-    monkeypatch.setattr(attempt, "embedded", no_ray)
+    around = Surroundings(tmp_path, monkeypatch, AssertionError(), no_ray)
     with pytest.raises(JobError):
         around.attempt.run()
     assert around.last() == ("failed", "JobError: start: Ray does not start on this machine")
+
+
+def test_a_stop_while_ray_starts_is_obeyed_once_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def ray(*_: Any) -> Iterator[RaySession]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield RaySession()
+
+    around = Surroundings(tmp_path, monkeypatch, AssertionError("it trains"), ray)
+    outcome = around.attempt.run()
+    assert (outcome.exit_code, outcome.message) == (75, "stopped as asked; nothing new")
+    assert around.last() == ("end", "Stopped")
 
 
 def test_the_last_word_waits_for_no_disk() -> None:

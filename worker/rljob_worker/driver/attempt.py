@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -146,6 +147,8 @@ class Attempt:
         where = "starting Ray" if self.address is None else f"connecting to the Ray cluster at {self.address}"
         self.on_event(where)
         events.write("start")
+        # Ctrl-C need not wait until Ray has started: nothing is to be saved.
+        stop.install(signal.SIGTERM)
         ray = embedded(self.spec, watch) if self.address is None else connected(self.address, watch)
         session = stack.enter_context(ray)
         stop.install()

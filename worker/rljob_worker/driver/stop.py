@@ -33,10 +33,10 @@ class StopSignal:
         self._on_overdue, self._last_word = on_overdue, last_word
         self._finished = threading.Event()
 
-    def install(self) -> None:
-        """Take over the process's handlers (Ray installs its own: call this after ray.init)."""
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, self._handle)
+    def install(self, *numbers: int) -> None:
+        """Take over the process's handlers of these signals (Ray installs its own: call this after ray.init)."""
+        for number in numbers or (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
 
     def request(self) -> None:
         """Ask for a stop from code."""
