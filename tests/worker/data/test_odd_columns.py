@@ -49,3 +49,11 @@ def test_messages_may_be_lists_of_one_length(tmp_path: Path) -> None:
     prompts = pa.array([[MESSAGE]] * 2, kind)
     found = loaded(tmp_path, {"prompt": prompts, "label": ["1", "2"]}, applyChatTemplate=True)
     assert [row["prompt"] for row in found.rows] == [[MESSAGE]] * 2
+
+
+def test_a_name_of_a_column_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"prompt": ["one"], "label": ["1"], "odd_name": [1]}), path)
+    path.write_bytes(path.read_bytes().replace(b"odd_name", b"odd_nam\xff"))
+    with pytest.raises(UserError, match=r"^spec.data.path: .*rows.parquet is not a readable Parquet file: .*0xff"):
+        load_source(DataSource.model_validate({"path": str(path)}), "spec.data")

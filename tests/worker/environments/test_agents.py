@@ -170,6 +170,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 0.1}, "presence_penalty: this endpoint does not take it: leave it out"),
     ({"n": 2}, "n: this endpoint does not take it: leave it out"),
     ({"tools": [{"type": "function"}]}, "tools: this endpoint does not take it"),
+    ({"stream": "false"}, "stream: 'false'; true or false is needed"),
+    ({"model": ["policy"]}, r"model: \['policy'\]; a text is needed"),
     ({"messages": []}, "messages: a list of one or more"),
     ({"messages": [{"role": "assistant", "content": "-"}]}, "messages: the last one is the assistant's"),
     ({"messages": [{"role": "robot", "content": "-"}]}, r"messages\[0\].role: 'robot'; allowed: system"),

@@ -399,7 +399,8 @@ def _read_parquet(path: Path, field: str) -> Table:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"{field}.path: {path} has two columns called {twice!r}: each name once is needed")
         return without_views(parquet.read_table(path))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # A column's name may be no text.
         raise UserError(f"{field}.path: {path} is not a readable Parquet file: {error}") from error
 
 

@@ -256,6 +256,9 @@ def _check_fields(request: Mapping[str, Any], ignore: Collection[str]) -> None:
         said = f", which spec.{_SAID_ELSEWHERE[name]} says for the job" if name in _SAID_ELSEWHERE else ""
         way = f"leave it out, or name it in environment.agent.ignore{said}" if name in _IGNORABLE else "leave it out"
         raise _RefusedError(f"{name}: this endpoint does not take it: {way}")
+    for name, kind, said in (("stream", bool, "true or false"), ("model", str, "a text")):
+        if request.get(name) is not None and not isinstance(request[name], kind):
+            raise _RefusedError(f"{name}: {request[name]!r:.40}; {said} is needed")
 
 
 def _messages(given: object) -> list[Message]:
