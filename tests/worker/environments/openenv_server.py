@@ -3,7 +3,7 @@
 Its actions are `{"message": TEXT}`, a text without blanks at its ends. `GET /sessions` tells how many are open, `GET
 /ping` pings them and returns when all have answered, `/away/ws` redirects. What is said: `raise` is answered with an
 error, `die` ends the server, `hang` is not answered, `leave` ends the session, `leave-once` ends the first that says
-it, `bytes`, `list` and `long` are answered with what is none of the protocol.
+it, `twice` is answered twice, `bytes`, `list` and `long` are answered with what is none of the protocol.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ async def turns(socket: web.WebSocketResponse, number: int) -> None:
         elif said in ("list", "long"):
             await socket.send_json([] if said == "list" else "x" * 2**23)
         else:
+            if said == "twice":
+                await socket.send_json(observation(f"{said} {steps}", 0.5 * steps, False))
             await socket.send_json(observation(f"{said} {steps}", 0.5 * steps, said == "end"))
 
 

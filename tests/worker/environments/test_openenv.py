@@ -160,6 +160,14 @@ def test_an_answer_that_is_none_is_an_error(environment: OpenEnv, action: str, s
         environment.step(action)
 
 
+def test_an_answer_is_not_taken_for_that_to_the_next_action(url: str, environment: OpenEnv) -> None:
+    assert environment.step("twice") == ("twice 1", 0.5, False, False, {})
+    # By then its second answer has come.
+    assert asked(url, "/ping") == "pong"
+    with pytest.raises(ValueError, match=r"the server sent a message that it was not asked for: .*twice 1"):
+        environment.step("left")
+
+
 def test_a_session_that_ends_is_gone(environment: OpenEnv) -> None:
     with pytest.raises(GoneError, match="the server ended the session"):
         environment.step("leave")

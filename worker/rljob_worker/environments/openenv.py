@@ -204,7 +204,9 @@ class _Line:
             raise GoneError(f"{server.url}: {_named(error)}") from None
 
     async def ask(self, message: Mapping[str, object]) -> Answer:
-        """The answer to a message; GoneError where the connection ends before, ValueError where it is none."""
+        """The answer to a message; GoneError where the connection ends before, ValueError where it is none, or where
+        what came before it was asked for by nothing: answers would be those to other actions."""
+        unasked = not self._answers.empty()
         try:
             await self._socket.send_json(message)
         except Exception as error:
@@ -222,6 +224,8 @@ class _Line:
             answer = None
         if not isinstance(answer, dict):
             raise ValueError(f"the server answered with {_short(found)}, which is no JSON object")
+        if unasked and answer.get("type") != "error":
+            raise ValueError(f"the server sent a message that it was not asked for: {_short(found)}")
         return answer
 
     async def close(self) -> None:
