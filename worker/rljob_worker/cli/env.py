@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from rljob_api.json_types import Json
 from rljob_worker.cli.env_shown import Played, Silent, Text, Turn
 from rljob_worker.cli.manifest import bytes_of, folder_name
+from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
     from rljob_worker.cli.env_tokens import EpisodeTokens
@@ -184,7 +186,7 @@ def _play(
     hosts: EnvironmentHosts, actions: Iterable[str], played: Played, shown: Silent, tokens: EpisodeTokens | None
 ) -> None:
     """Play until it ends, fails, or no action is left."""
-    from rljob_worker.environments.base import Began, EnvironmentFailure
+    from rljob_worker.environments.base import MAX_ACTION_BYTES, Began, EnvironmentFailure
 
     hosts.begin(_KEY, played.seed)
     answer = _answer(hosts)
@@ -193,6 +195,8 @@ def _play(
         played.prompt_tokens = None if tokens is None else tokens.turns.first([_message(answer.observation)])
         shown.began(played, answer)
         for action in actions:
+            if len(action) > MAX_ACTION_BYTES:
+                raise UserError(f"an action of {len(action)} characters: {MAX_ACTION_BYTES} at most")
             hosts.step(_KEY, action)
             answer = _answer(hosts)
             if isinstance(answer, Began | EnvironmentFailure):
@@ -220,6 +224,9 @@ def _answer(hosts: EnvironmentHosts) -> Answer:
 def _lines(quiet: bool) -> Iterator[str]:
     """Actions of standard input, asked for where somebody types them."""
     asks = sys.stdin.isatty() and not quiet
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # What a policy writes is always a text.
+        sys.stdin.reconfigure(errors="replace")
     while True:
         if asks:
             print("action> ", end="", flush=True)

@@ -18,6 +18,7 @@ from rljob_worker.cli.manifest import close_standard_input
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
 from rljob_worker.host.processes import hide_memory
+from rljob_worker.host.streams import open_standard_streams
 
 _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and vLLM take turns on the same devices.
 
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     # What the shell gave it (HF_TOKEN) is nothing for other programs of the same user.
     hide_memory()
+    open_standard_streams()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
