@@ -114,14 +114,17 @@ class ChatTemplate:
     def messages(self, prompt: str | Messages) -> Messages:
         """A prompt's messages: a plain string is one of the user; those without a system message get the source's.
 
-        A table has all keys in all messages, null where a message has none: those are left out, since a template may
-        ask whether one is there.
+        A table has all keys in all messages and in all parts of their contents, null where one has none: those are left
+        out, since a template may ask whether one is there.
         """
         value = parsed_prompt(prompt)
         messages: Messages = (
             [{"role": "user", "content": value}]
             if isinstance(value, str)
-            else [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+            else [
+                {k: _filled(v) if k == "content" else v for k, v in message.items() if v is not None or k == "content"}
+                for message in value
+            ]
         )
         if self._chat.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._chat.system})
@@ -299,6 +302,13 @@ class ChatTemplate:
         if self._chat.template_file is not None:
             return f"{self._field}.chat.templateFile: {self._chat.template_file}"
         return f"{self._field}.applyChatTemplate: the model's chat template"
+
+
+def _filled(content: Any) -> Any:
+    """A message's content without what its parts have not."""
+    if not isinstance(content, list):
+        return content
+    return [{k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in content]
 
 
 def _noticed(name: str, printed: list[str]) -> Undefined:

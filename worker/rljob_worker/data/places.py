@@ -26,7 +26,11 @@ def with_places(messages: Sequence[dict[str, Any]], count: int) -> list[dict[str
     marked = sum(text.count(IN_TEXT) for text in texts)
     there = sum(part.get("type") == "image" for part in parts)
     if not marked and not there and count:
-        first = next(number for number, message in enumerate(messages) if message["role"] == "user")
+        first = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+        if first is None:
+            raise ValueError(
+                f"has {how_many(count, 'picture')}, and no message of the user or place ({IN_TEXT}) for them"
+            )
         content = messages[first]["content"]
         told = content if isinstance(content, list) else [{"type": "text", "text": content}]
         placed = {**messages[first], "content": [*({"type": "image"} for _ in range(count)), *told]}
