@@ -398,8 +398,8 @@ SAFETY_FAULTS = (
     Fault(
         "weights that are cut off are read by trainers first",
         "worker/rljob_worker/cli/model_folder.py",
-        "        tensor_files(folder)\n",
-        "        pass\n",
+        "    try:\n        tensor_files(folder)\n",
+        "    try:\n        pass\n",
         "tests/worker/cli/test_bad_inputs.py",
     ),
     Fault(
