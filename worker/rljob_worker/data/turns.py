@@ -77,8 +77,12 @@ class TurnRenderer:
         """The stop token that closes an answer; None where the template closes answers with nothing."""
 
     def first(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of a conversation before the first answer."""
-        return self._encoded(self._render(messages, True))
+        """Tokens of a conversation before the first answer; what the manifest's system message has is meant so."""
+        shown = [
+            one if one["role"] == "system" else {**one, "content": self.special.broken(one["content"])[0]}
+            for one in messages
+        ]
+        return self._encoded(self._render(shown, True))
 
     def after(self, ended_by: int | None, *observed: str) -> Delta:
         """Tokens that an observation appends after an answer.
