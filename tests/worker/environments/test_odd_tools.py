@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rljob_worker.environments.base import checked_step
+from rljob_worker.environments.base import MAX_OBSERVATION_BYTES, checked_step
 from rljob_worker.environments.calls import ToolCall, UnreadableCallError, _arguments
 from rljob_worker.environments.load import REACH
 from rljob_worker.environments.python_tools import ToolError
 from rljob_worker.environments.tool_schemas import sample
-from rljob_worker.environments.tools import Toolbox, ToolSource, _same, _told
+from rljob_worker.environments.tools import Toolbox, ToolSource, _fitting, _same, _told
 from rljob_worker.errors import UserError
 
 SERVER = Path(__file__).with_name("odd_mcp_server.py")
@@ -127,6 +127,23 @@ def test_arguments_that_are_no_json_cannot_be_read(text: str) -> None:
 def test_what_a_policy_wrote_is_repeated_to_it_in_part() -> None:
     assert len(_told("x" * 2**20)) < 3000
     assert _told("\ud83d") == "error: \\ud83d"
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [["x" * 5_000_000], ["é" * 2**20, "short", "y" * 2**20], ["z" * 70_000] * 16],
+    ids=["one", "three", "many"],
+)
+def test_long_results_are_cut_in_the_middle(replies: list[str]) -> None:
+    found = _fitting(replies)
+    assert len("\n".join(found).encode()) <= MAX_OBSERVATION_BYTES
+    for text, reply in zip(found, replies, strict=True):
+        assert text == reply or (text[0], text[-1], " bytes left out ...] " in text) == (reply[0], reply[-1], True)
+    assert "short" in found or len(replies) != 3
+
+
+def test_results_that_fit_stay_as_they_are_but_for_halves_of_characters() -> None:
+    assert _fitting(["é" * 1000, "", "a\ud800"]) == ["é" * 1000, "", "a\\ud800"]
 
 
 def test_a_whole_number_beyond_all_floats_is_named() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from rljob_worker.confined.loading import whole_characters
 from rljob_worker.data.turns import Schema
-from rljob_worker.environments.base import Replies
+from rljob_worker.environments.base import MAX_OBSERVATION_BYTES, Replies
 from rljob_worker.environments.calls import CallReader, ToolCall, UnreadableCallError
 from rljob_worker.environments.mcp_tools import McpTools
 from rljob_worker.environments.python_tools import PythonTools, ToolError, python_tools
@@ -20,6 +20,8 @@ MAX_CALLS = 16
 """In one answer; further ones are not made."""
 _MAX_EXAMPLES = 64
 _HERMES = "hermes"
+_MARK_BYTES = 64
+"""Half of what stands in the place of a middle that was left out, and more."""
 _SHOWN = 2000
 """Characters of a fault, which may repeat what a policy wrote."""
 
@@ -152,6 +154,8 @@ class ToolEnvironment:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, float]]:
         """Make an answer's calls.
 
+        What tools return is cut in the middle where it is too long for an observation: a policy chose the call.
+
         Raises what a tool raises, ValueError where one returns what is no text, and GoneError where a server ended.
         """
         assert self._box.reader is not None
@@ -179,7 +183,7 @@ class ToolEnvironment:
             "tool_calls": float(made),
             "tool_errors": float(len(calls) - made + failed),
         }
-        return Replies.of(replies), 0.0, False, False, values
+        return Replies.of(_fitting(replies)), 0.0, False, False, values
 
     def close(self) -> None:
         """Close the objects that have a `close`."""
@@ -212,6 +216,20 @@ def _same(reader: CallReader, text: str, back: str) -> bool:
         return bool(calls) and calls[:1] == reader.read(text)[:1]
     except UnreadableCallError:
         return False
+
+
+def _fitting(replies: Sequence[str]) -> list[str]:
+    """Replies that can be sent, together less than an observation may have."""
+    whole = [whole_characters(reply).encode() for reply in replies]
+    if sum(map(len, whole)) + len(whole) <= MAX_OBSERVATION_BYTES:
+        return [text.decode() for text in whole]
+    half = MAX_OBSERVATION_BYTES // (2 * len(whole)) - _MARK_BYTES
+    return [text.decode() if len(text) <= 2 * half else _without_middle(text, half) for text in whole]
+
+
+def _without_middle(text: bytes, half: int) -> str:
+    head, tail = text[:half].decode(errors="ignore"), text[-half:].decode(errors="ignore")
+    return f"{head} [... {len(text) - 2 * half} bytes left out ...] {tail}"
 
 
 def _told(fault: str) -> str:
