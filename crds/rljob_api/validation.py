@@ -21,7 +21,7 @@ from rljob_api.problems import ABSENT, ManifestError, Problem
 from rljob_api.rules import Finding, checks_on, rules_on
 from rljob_api.safe_text import other_letters
 from rljob_api.schema import Node, describe, structural_schema, subschema
-from rljob_api.yaml_text import BareKey, YamlError, bare_key, parse_yaml, read_text
+from rljob_api.yaml_text import BareKey, YamlError, bare_key, check_values, parse_yaml, read_text
 
 
 def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | None = None) -> RLJob:
@@ -64,6 +64,10 @@ def check_runnable_locally(job: RLJob) -> None:
 
 def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:
     if isinstance(manifest, dict):
+        try:
+            check_values(manifest)
+        except YamlError as error:
+            raise ManifestError([Problem("", str(error))], "manifest") from None
         return manifest, "manifest"
     is_text = isinstance(manifest, str) and (
         not manifest.strip() or "\n" in manifest or ": " in manifest or manifest.lstrip().startswith("{")
@@ -136,10 +140,7 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
     if bare := list(_bare_keys(document)):
         raise ManifestError(bare, source)
     document = without_nulls(RLJob, document)
-    try:
-        text = json.dumps(document)
-    except TypeError as error:
-        raise ManifestError([Problem("", f"holds a value that is no JSON: {error}")], source) from None
+    text = json.dumps(document)
     job, problems, bad = None, [], set[FieldPath]()
     either: dict[FieldPath, ErrorDetails] = {}
     try:

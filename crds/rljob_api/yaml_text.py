@@ -198,7 +198,7 @@ def parse_yaml(text: str) -> Any:
         _check_size(text)
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
         if len(documents) == 1:
-            _check_texts(documents[0])
+            check_values(documents[0])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -240,7 +240,7 @@ def _parse_json(text: str) -> Any:
         document = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None
-    _check_texts(document)
+    check_values(document)
     return document
 
 
@@ -296,8 +296,12 @@ def _refused(what: str, event: yaml.Event) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=what, problem_mark=yaml.Mark("", 0, mark.line, mark.column, None, 0))
 
 
-def _check_texts(value: Any, path: str = "", depth: int = 0) -> None:
-    """Refuse half a character (`"\\ud800"`), which no file and no API server can hold, and too much depth."""
+def check_values(value: Any, path: str = "", depth: int = 0) -> None:
+    """Refuse what no API server can hold: values of Python's own, half a character (`"\\ud800"`), too much depth.
+
+    Raises:
+        YamlError: beginning with the value's path.
+    """
     if depth > MAX_DEPTH:
         raise YamlError(f"is deeper than {MAX_DEPTH} blocks inside each other")
     if isinstance(value, str):
@@ -305,11 +309,16 @@ def _check_texts(value: Any, path: str = "", depth: int = 0) -> None:
             raise YamlError(f"{path or 'the document'}: holds half a character (a lone surrogate), which UTF-8 cannot")
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_texts(key, path, depth)
-            _check_texts(item, f"{path}.{key}" if path else str(key), depth + 1)
-    elif isinstance(value, list):
+            check_values(key, path, depth)
+            check_values(item, f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            _check_texts(item, f"{path}[{i}]", depth + 1)
+            check_values(item, f"{path}[{i}]", depth + 1)
+    elif value is not None and not isinstance(value, int | float):
+        raise YamlError(
+            f"{path or 'the document'}: is of Python's type {type(value).__name__}, which is no JSON; allowed: a text, "
+            "a number, true, false, a list or a mapping"
+        )
 
 
 def _short(text: str) -> str:

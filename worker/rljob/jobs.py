@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rljob.runs import Run, load
 from rljob_api.problems import Problem
 from rljob_api.validation import ManifestError, load_manifest
+from rljob_api.wire.exit_codes import ExitCode
 
 _LAST_LINES = 20
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that end a line in YAML, or that it refuses."""
 Manifest = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -75,7 +78,9 @@ def run(
     command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(given) if from_file else "-"]
     command += ["--output", str(output), *(part for one in set for part in ("--set", one))]
     command += ["--resume", "auto"] if resume else []
-    text = None if from_file else given if isinstance(given, str) else yaml.safe_dump(given)
+    if isinstance(given, dict) and (problems := validate(given, set=set)):
+        raise JobError(ExitCode.USER_ERROR, f"rljob: {ManifestError(problems, 'manifest')}")
+    text = None if from_file else given if isinstance(given, str) else _sent(given)
     code, last = _follow(command, text, quiet)
     if code:
         raise JobError(code, last)
@@ -88,6 +93,13 @@ def _given(manifest: Manifest) -> Path | str | dict[str, Any]:
     if isinstance(manifest, str) and ("\n" in manifest or ": " in manifest):
         return manifest
     return Path(manifest)
+
+
+def _sent(document: Mapping[str, Any]) -> str:
+    """A valid document as the command reads it: JSON, in which a text `1e3` stays one, with escapes for what YAML does
+    not take as it is."""
+    text = json.dumps(document, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def _follow(command: Sequence[str], text: str | None, quiet: bool) -> tuple[int, str]:

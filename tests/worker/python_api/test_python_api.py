@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from record_cases import MANIFEST, bare, run_folder, write_run, write_sample_tokens, write_samples
 from support.samples import unless_all
 
 import rljob
+from rljob.jobs import _sent
+from rljob_api.yaml_text import parse_yaml
 from rljob_worker.records.steps import StepLog, read_steps
 
 REPOSITORY = Path(__file__).parents[3]
@@ -116,6 +120,41 @@ def test_a_job_that_does_not_start_is_an_error_with_what_was_said(
         rljob.run(tmp_path / "missing.yaml", tmp_path / "run")
     assert "missing" in capfd.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        (np.int64(5), "spec.steps: is of Python's type int64, which is no JSON; allowed: a text, a number"),
+        (Path("a"), "spec.steps: is of Python's type PosixPath, which is no JSON"),
+        ({1, 2}, "spec.steps: is of Python's type set, which is no JSON"),
+        ("\ud800", "spec.steps: holds half a character"),
+        (float("nan"), "spec.steps: NaN"),
+    ],
+)
+def test_values_that_no_manifest_has_are_named_by_both(tmp_path: Path, value: object, wrong: str) -> None:
+    document = {**MANIFEST, "spec": {**MANIFEST["spec"], "steps": value}}
+    (problem,) = rljob.validate(document)
+    assert str(problem).startswith(wrong)
+    with pytest.raises(rljob.JobError) as raised:
+        rljob.run(document, tmp_path / "run", quiet=True)
+    assert raised.value.exit_code == 2
+    assert wrong in str(raised.value)
+
+
+def test_a_document_inside_itself_is_refused() -> None:
+    document: dict[str, Any] = {**MANIFEST}
+    document["spec"] = document
+    (problem,) = rljob.validate(document)
+    assert "blocks inside each other" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e3", "yes", "null", "~", "#x", "&a", "a: b", "a\nb", "\x00\x7f\x85\x9f", "\u2028\ufeff", "\U0001f600", '"\\'],
+)
+def test_a_text_of_a_document_stays_what_it_is(text: str) -> None:
+    assert parse_yaml(_sent({text: [text, 1e3, True, None]})) == {text: [text, 1e3, True, None]}
 
 
 def test_importing_it_takes_none_of_the_heavy_packages() -> None:
