@@ -170,6 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 0.1}, "presence_penalty: this endpoint does not take it: leave it out"),
     ({"n": 2}, "n: this endpoint does not take it: leave it out"),
     ({"tools": [{"type": "function"}]}, "tools: this endpoint does not take it"),
+    ({"messages": [{"role": "user", "content": "é" * 2**19}]}, "messages: 1048592 bytes; 1048576 at most"),
     ({"stream": "false"}, "stream: 'false'; true or false is needed"),
     ({"model": ["policy"]}, r"model: \['policy'\]; a text is needed"),
     ({"messages": []}, "messages: a list of one or more"),

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
 from rljob_api.environments import AgentField
-from rljob_worker.environments.base import ROLES
+from rljob_worker.environments.base import MAX_OBSERVATION_BYTES, ROLES
 from rljob_worker.errors import UserError
 from rljob_worker.host.guarded_http import GuardedHandler, GuardedServer
 
@@ -27,6 +27,7 @@ Message = tuple[str, str]
 MODEL = "policy"
 _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/models"
 _MAX_BODY = 2**23
+_ROLE_BYTES = 16
 _STRANGERS_BODY = 2**16
 """Longest body of a request without a token of the episode."""
 _STACK_BYTES = 2**20
@@ -267,6 +268,9 @@ def _messages(given: object) -> list[Message]:
     found = [_message(one, f"messages[{place}]") for place, one in enumerate(given)]
     if found[-1][0] == "assistant":
         raise _RefusedError("messages: the last one is the assistant's: an answer is not continued")
+    # With what is shown of their roles, they are an observation.
+    if (size := sum(len(text.encode()) + _ROLE_BYTES for _, text in found)) > MAX_OBSERVATION_BYTES:
+        raise _RefusedError(f"messages: {size} bytes; {MAX_OBSERVATION_BYTES} at most, {_ROLE_BYTES} for each role")
     return found
 
 
