@@ -92,7 +92,7 @@ def _openenv(environment: Any) -> Iterator[Finding]:
 def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
     if not _GYMNASIUM_ID.fullmatch(gymnasium.id):
         yield Finding(("id",), "is no id of gymnasium", "like FrozenLake-v1, or package.module:Name-v0")
-    yield from _names_of_actions(gymnasium)
+    yield from _marks_in_actions(gymnasium)
     for name in gymnasium.made_with:
         if name == "id":
             yield Finding(("kwargs", name), "is given to gymnasium.make already", "another name")
@@ -102,21 +102,12 @@ def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
             yield from argument_name("kwargs", name)
 
 
-def _names_of_actions(gymnasium: Any) -> Iterator[Finding]:
-    """Names that no answer could say, or that an answer would say of another action."""
-    seen: dict[str, str] = {}
+def _marks_in_actions(gymnasium: Any) -> Iterator[Finding]:
+    """Names that no answer in a form with marks could hold."""
     for name in gymnasium.actions:
-        where, word = ("actions", name), name.strip().lower()
-        if not word:
-            yield Finding(where, "is an empty name, which is in every text", "a word")
-        elif name != name.strip():
-            yield Finding(where, "has blanks at its ends, which are taken off an answer", name.strip())
-        elif word in seen:
-            wrong = f"is {seen[word]!r} but for upper and lower case, which make no difference in an answer"
-            yield Finding(where, wrong, "another name")
-        elif gymnasium.form != Form.PLAIN and set("<>") & set(name):
-            yield Finding(where, f"holds a mark of an answer in form {gymnasium.form}", "a name without < and >")
-        seen.setdefault(word, name)
+        if gymnasium.form != Form.PLAIN and set("<>") & set(name):
+            wrong = f"holds a mark of an answer in form {gymnasium.form}"
+            yield Finding(("actions", name), wrong, "a name without < and >")
 
 
 def _openenv_address(openenv: Any) -> Iterator[Finding]:
