@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.environments import Form
 from rljob_api.quantities import to_number
 from rljob_api.rules.findings import (
     FUNCTION,
@@ -92,7 +91,6 @@ def _openenv(environment: Any) -> Iterator[Finding]:
 def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
     if not _GYMNASIUM_ID.fullmatch(gymnasium.id):
         yield Finding(("id",), "is no id of gymnasium", "like FrozenLake-v1, or package.module:Name-v0")
-    yield from _marks_in_actions(gymnasium)
     for name in gymnasium.made_with:
         if name == "id":
             yield Finding(("kwargs", name), "is given to gymnasium.make already", "another name")
@@ -100,14 +98,6 @@ def _gymnasium(gymnasium: Any) -> Iterator[Finding]:
             yield Finding(("kwargs", name), "opens a window, and returns no text", "ansi, or leave it out")
         else:
             yield from argument_name("kwargs", name)
-
-
-def _marks_in_actions(gymnasium: Any) -> Iterator[Finding]:
-    """Names that no answer in a form with marks could hold."""
-    for name in gymnasium.actions:
-        if gymnasium.form != Form.PLAIN and set("<>") & set(name):
-            wrong = f"holds a mark of an answer in form {gymnasium.form}"
-            yield Finding(("actions", name), wrong, "a name without < and >")
 
 
 def _openenv_address(openenv: Any) -> Iterator[Finding]:
