@@ -158,3 +158,17 @@ def played(hosts: EnvironmentHosts) -> Answer:
     while not (found := hosts.take(1.0)):
         pass
     return found[0][1]
+
+
+def test_the_line_of_a_users_file_is_named(tmp_path: Path, make_hosts: MakeHosts) -> None:
+    """And not that of a library which raised the error."""
+    (tmp_path / "asks.py").write_text(
+        "import json\n\nclass Asks:\n    def reset(self, *, seed, options):\n        json.loads('{')\n"
+        "    def step(self, action): ...\n"
+    )
+    hosts = make_hosts(Source(python=f"{tmp_path}/asks.py:Asks"))
+    hosts.begin(0, 1)
+    failure = played(hosts)
+    assert isinstance(failure, EnvironmentFailure)
+    assert failure.text.endswith(f"({tmp_path}/asks.py, line 5, in reset)")
+    assert "JSONDecodeError: " in failure.text

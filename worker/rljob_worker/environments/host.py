@@ -42,6 +42,9 @@ from rljob_worker.environments.base import (
 from rljob_worker.environments.load import REACH, Make, Source, maker
 from rljob_worker.errors import UserError
 
+_LIBRARIES = (os.path.dirname(os.__file__), sys.prefix, "<frozen ")
+"""Beginnings of files in which an error is raised that code of a user brought about."""
+
 
 def main() -> None:
     """Serve until the driver closes the connection, then close what is open."""
@@ -147,8 +150,11 @@ def _answer(connection: Connection, *message: object) -> None:
 
 def _describe(error: BaseException) -> str:
     """The exception and where the environment raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    # What is raised here is about what came here, whatever library called it.
+    frames = [] if frames and _is_ours(frames[-1].filename) else [f for f in frames if not _is_ours(f.filename)]
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
     text = text_of(error)
     said = text if isinstance(error, ValueError) and not frames else f"{type(error).__name__}: {text}"
     return f"{said}{place}{out_of_reach(error, REACH)}"

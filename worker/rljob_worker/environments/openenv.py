@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
 _PAUSE_SECONDS = 0.5
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
+"""For the end of a session, which the answers to others wait for."""
 _FULL = "CAPACITY_REACHED"
 _INFRA = frozenset({_FULL, "FACTORY_ERROR", "SESSION_ERROR"})
 """Errors of the server, and not of what was asked."""
