@@ -78,9 +78,11 @@ def run(
     command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(given) if from_file else "-"]
     command += ["--output", str(output), *(part for one in set for part in ("--set", one))]
     command += ["--resume", "auto"] if resume else []
-    if isinstance(given, dict) and (problems := validate(given, set=set)):
-        raise JobError(ExitCode.USER_ERROR, f"rljob: {ManifestError(problems, 'manifest')}")
-    text = None if from_file else given if isinstance(given, str) else _sent(given)
+    text = given if isinstance(given, str) else None
+    if isinstance(given, dict):
+        if problems := validate(given, set=set):
+            raise JobError(ExitCode.USER_ERROR, f"rljob: {ManifestError(problems, 'manifest')}")
+        text = _sent(given)
     code, last = _follow(command, text, quiet)
     if code:
         raise JobError(code, last)

@@ -150,7 +150,7 @@ def _answer(connection: Connection, *message: object) -> None:
 
 def _describe(error: BaseException) -> str:
     """The exception and where the environment raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = list(traceback.extract_tb(error.__traceback__))
     # What is raised here is about what came here, whatever library called it.
     frames = [] if frames and _is_ours(frames[-1].filename) else [f for f in frames if not _is_ours(f.filename)]
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
