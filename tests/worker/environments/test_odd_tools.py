@@ -112,10 +112,15 @@ def test_a_server_whose_tools_cannot_be_called_is_refused_by_their_names(case: s
         served(case).close()
 
 
-def test_a_server_that_says_more_than_it_is_asked_is_understood() -> None:
+def test_a_server_that_says_more_than_it_is_asked_is_understood(caplog: pytest.LogCaptureFixture) -> None:
     box = served("later")
     assert box.groups[0].call(None, "one", {}) == "done"
     box.close()
+    # Each line that is no message is told in one, without a traceback.
+    assert len(caplog.records) > 1
+    assert "Invalid JSON" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert caplog.text.count("\n") == len(caplog.records)
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": 1e999}', '{"a": [-Infinity]}', '{"a": "\\ud83d"}'])

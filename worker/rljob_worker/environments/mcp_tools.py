@@ -6,6 +6,7 @@ The server is a child of the environment host: it has the host's bounds and vari
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START_SECONDS = 60.0
 """A server's first answer, and its list of tools."""
+_CLIENT = "mcp.client.stdio"
+"""Logger of the package."""
 _MOST_PAGES = 100
 """Pages of a list of tools."""
 _CONNECTION_CLOSED, _INVALID_PARAMS = -32000, -32602
@@ -57,6 +60,7 @@ class McpTools:
             raise UserError(
                 f"{field}: the package mcp is not installed ({error}), which vLLM brings: pip install mcp"
             ) from None
+        logging.getLogger(_CLIENT).addFilter(_in_a_line)
         # `python` is the one that runs here, which has the package.
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
         server = StdioServerParameters(command=command[0], args=list(command[1:]), env={**os.environ, "PATH": path})
@@ -148,6 +152,15 @@ def _schema(tool: Tool) -> Schema:
     parameters = whole["inputSchema"]
     function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    """Log without a traceback that a server writes what is no message: one that logs there does so at each call."""
+    if record.exc_info and record.exc_info[1] is not None:
+        said = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args = f"{record.getMessage()}: {said[:_SHOWN]}", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def _next(page: ListToolsResult) -> str | None:
