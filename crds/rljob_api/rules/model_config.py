@@ -142,7 +142,7 @@ def _plain_layers(config: Mapping[str, Any]) -> bool:
     layers, kinds = size_of(config, "num_hidden_layers"), config.get("layer_types")
     if "linear_num_key_heads" in config or kinds is None:
         return True
-    return isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"full_attention"}
+    return isinstance(kinds, list) and len(kinds) == layers and all(kind == "full_attention" for kind in kinds)
 
 
 def _is_dtype(value: Any) -> bool:

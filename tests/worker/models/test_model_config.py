@@ -38,6 +38,7 @@ def test_facts_are_there_of_models_that_megatron_does_not_train() -> None:
         ({"model_type": ["qwen3"]}, r"model_type \['qwen3'\] is no model that transformers has"),
         ({"model_type": "t5"}, "has no max_position_embeddings; it must be the config of a decoder-only model"),
         ({"model_type": "gemma3", "text_config": 3}, "text_config must be an object"),
+        ({"model_type": "gemma3", "text_config": {"model_type": {"a": 1}}}, r"text_config.model_type must be the name"),
     ],
 )
 def test_what_has_no_facts_is_named(config: dict[str, object], message: str) -> None:

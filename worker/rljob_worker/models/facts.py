@@ -183,6 +183,9 @@ def language_config(raw: Mapping[str, object], where: str) -> Mapping[str, objec
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise UserError(f"{where}: text_config must be an object, the language half's config; got {text!r}")
+    kind = text.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise UserError(f"{where}: text_config.model_type must be the name of a model; got {kind!r:.80}")
     return text
 
 
