@@ -295,11 +295,25 @@ def test_validate_tells_how_a_function_is_called(capsys: pytest.CaptureFixture[s
     assert "spec.reward.signature: Auto" in capsys.readouterr().err
 
 
-def test_a_column_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["score", "validate"])
+def test_a_column_that_is_not_there_is_named(command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_rows(tmp_path, {"prompt": "say", "label": "a b"})
     job = spec_of(tmp_path, {"python": f"{PEERS / 'trl.py'}:accuracy", "signature": "Auto"})
-    assert main(["score", job]) == 2
+    assert main([command, job]) == 2
     assert "asks for 'answer', which is neither a column of the data nor in reward.args" in capsys.readouterr().err
+
+
+def test_prompt_and_label_come_under_their_own_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_rows(tmp_path, {"problem": "one and one", "solution": "2"})
+    (tmp_path / "my.py").write_text(
+        "def given(completions, problem, solution, **kwargs):\n"
+        "    return [float(of == 'one and one' and right == '2') for of, right in zip(problem, solution)]\n"
+    )
+    reward = {"python": f"{tmp_path / 'my.py'}:given", "signature": "Auto"}
+    job = spec_of(tmp_path, reward, promptKey="problem", labelKey="solution")
+    assert main(["validate", job]) == 0
+    capsys.readouterr()
+    assert in_order(scored(capsys, tmp_path, job, [(0, "2", "stop")])) == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,10 @@ def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> None:
         return
     scored = scored_rows(spec, loaded)
     place = f"{field}.reward" if source.reward is not None else "spec.reward"
+    keys = [key for key in (source.prompt_key, source.label_key) if key is not None]
     for part in parts_of(scored.reward):
         if part.reward.python is not None:
-            check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns())
+            check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns(), keys)
     check_tests([scored])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, SANDBOX_SHARE, function_file
-from rljob_api.spec import RewardSpec, RLJobSpec, SandboxSpec
+from rljob_api.spec import DataSource, RewardSpec, RLJobSpec, SandboxSpec
 from rljob_api.spec.sandbox import Isolation
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep
@@ -104,16 +104,16 @@ class Scorers:
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._scorers: dict[str, Scorer] = {}
         self._known: dict[int, tuple[RewardSpec, list[tuple[Part, Scorer]]]] = {}
-        for where, source, reward, label_key in _rewards(spec):
+        for where, place, reward, source in _rewards(spec):
             for index, part in enumerate(parts_of(reward)):
-                given = None if columns is None else columns.get(source)
-                needed = label_key is None
+                given = None if columns is None else columns.get(place)
+                needed = source.label_key is None
                 if part.rows is not None:
                     # Its own rows tell its columns; whether they have labels was looked at.
-                    rows, needed = (routed or {}).get(source), False
+                    rows, needed = (routed or {}).get(place), False
                     given = None if rows is None else rows.columns_of(index)
                 try:
-                    self._check(part.reward, label_key, given, lacks_label=needed)
+                    self._check(part.reward, source, given, lacks_label=needed)
                 except UserError as error:
                     raise type(error)(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
             self.of(reward)
@@ -194,7 +194,7 @@ class Scorers:
         return files_of(code, paths["readPaths"], paths["writePaths"], self._private, variables)
 
     def _check(
-        self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None, *, lacks_label: bool
+        self, reward: RewardSpec, source: DataSource, columns: frozenset[str] | None, *, lacks_label: bool
     ) -> None:
         """UserError, which begins with `reward`, when the reward cannot be used."""
         if reward.python is None:
@@ -217,11 +217,12 @@ class Scorers:
                 )
             self.judge.check(columns)
         elif reward.python is not None or reward.name == "judge":
+            keys = frozenset(key for key in (source.prompt_key, source.label_key) if key is not None)
             self._callings[reward.canonical_json()] = check_function(
-                self._setup(reward, columns, label_key, tried=True), self.place(reward)
+                self._setup(reward, columns, keys, tried=True), self.place(reward)
             )
         if reward.name == "code":
-            self._check_sandbox(reward, label_key, columns)
+            self._check_sandbox(reward, source.label_key, columns)
 
     def _check_sandbox(self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None) -> None:
         """UserError where no program can be run here, or the columns of its tests are not there."""
@@ -239,7 +240,7 @@ class Scorers:
         self,
         reward: RewardSpec,
         columns: frozenset[str] | None = None,
-        label_key: str | None = None,
+        keys: frozenset[str] = frozenset(),
         *,
         tried: bool = False,
     ) -> Setup:
@@ -255,7 +256,7 @@ class Scorers:
             reward.import_seconds,
             columns,
             signature=reward.signature,
-            label_key=label_key,
+            keys=keys,
             sandbox=self._sandbox_setup(reward, tried) if reward.name == "code" else None,
             judge=judge,
         )
@@ -286,10 +287,10 @@ class Scorers:
         )
 
 
-def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None]]:
-    """Each source's reward with its place in the manifest, the source's, and the source's label key."""
+def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, DataSource]]:
+    """Each source's reward with its place in the manifest, the source's, and the source."""
     for field_, source in data_sources(spec) + evaluation_sources(spec):
         reward = source.reward or spec.reward
         if reward is None:
             raise UserError(f"{field_}.reward: neither this source nor spec.reward says how responses are scored")
-        yield f"{field_}.reward" if source.reward else "spec.reward", field_, reward, source.label_key
+        yield f"{field_}.reward" if source.reward else "spec.reward", field_, reward, source

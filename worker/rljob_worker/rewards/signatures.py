@@ -120,10 +120,10 @@ def make_peer(
         UserError: beginning with `reward`, where the function asks for what there is not.
     """
     if signature is Signature.TRL:
-        _check_names(function, {*_TRL_GIVEN, *args}, path, columns)
+        _check_names(function, {*GIVEN[signature], *args}, path, columns)
         return lambda samples: _call_trl(function, args, samples), _check_trl
     if signature is Signature.VERL:
-        _check_names(function, {*_VERL_GIVEN, *args}, path, ())
+        _check_names(function, {*GIVEN[signature], *args}, path, ())
         return lambda samples: _call_verl(function, args, samples[0]), lambda value, _: [_verl_score(value)]
     given = SlimeArgs(args)
     _check_two(function, path)
@@ -138,8 +138,11 @@ def make_peer(
     )
 
 
-_TRL_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_VERL_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
+GIVEN = {
+    Signature.TRL: ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
+    Signature.VERL: ("data_source", "solution_str", "ground_truth", "extra_info"),
+}
+"""Names that a function gets beside `reward.args` and, TRL's, the columns of the row."""
 
 
 def _check_names(function: Callable[..., object], given: set[str], path: str, columns: Collection[str] | None) -> None:

@@ -18,7 +18,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.functions import RESERVED
-from rljob_worker.rewards.signatures import Signature, recognise
+from rljob_worker.rewards.signatures import GIVEN, Signature, recognise
 
 FILTER_FIELD = "spec.rollout.oversampling.function"
 
@@ -95,21 +95,30 @@ class Parameters:
     """Whether it has `**kwargs`."""
 
 
-def check_columns(field: str, function: RewardFunction, columns: Collection[str]) -> None:
+def check_columns(field: str, function: RewardFunction, columns: Collection[str], keys: Collection[str]) -> None:
     """Refuse a function of a file that asks for what a row does not have. Raises UserError.
 
     Args:
         field: the function's place in the manifest.
         function: it.
         columns: of the rows that it scores, without those of prompt and label.
+        keys: the columns of prompt and label.
     """
-    found = _parameters(str(function.python)) if function.signature == Signature.RLJOB and not function.batch else None
-    given = {*RESERVED, *columns, *function.args}
-    for name in () if found is None else found.required:
+    found = None if function.batch else _parameters(str(function.python))
+    if found is None:
+        return
+    signature = recognise(function.signature, found.names, found.takes_any, function.batch, str(function.python))
+    if signature == Signature.SLIME:
+        return
+    given, aside = {*RESERVED, *columns, *function.args}, " (the column of labelKey comes as label)"
+    if signature != Signature.RLJOB:
+        of_rows = {*columns, *keys} if signature == Signature.TRL else set()
+        given, aside = {*GIVEN[signature], *of_rows, *function.args}, ""
+    for name in found.required:
         if name not in given:
             raise UserError(
                 f"{field}.python: {function.python!r} asks for {name!r}, which is neither a column of the data nor in "
-                f"reward.args; there are {', '.join(sorted(given))} (the column of labelKey comes as label)"
+                f"reward.args; there are {', '.join(sorted(given))}{aside}"
             )
 
 

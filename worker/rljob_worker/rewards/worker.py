@@ -71,8 +71,8 @@ class Setup:
     columns: frozenset[str] | None = None
     """Columns of the rows, where they are to be checked against what the function asks for."""
     signature: str = "RLJob"
-    label_key: str | None = None
-    """Column of the label, beside `columns`."""
+    keys: frozenset[str] = frozenset()
+    """Columns of prompt and label, beside `columns`."""
     sandbox: SandboxSetup | None = None
     """Sandbox of the reward `code`."""
     judge: JudgeSetup | None = None
@@ -219,9 +219,8 @@ def _judge(setup: JudgeSetup) -> Callable[[list[Sample]], Awaitable[list[Score]]
 
 
 def _all_columns(setup: Setup) -> frozenset[str] | None:
-    """Columns that a function of another framework is given: the label comes under its own name."""
-    label = set() if setup.label_key is None else {setup.label_key}
-    return None if setup.columns is None else setup.columns | label
+    """Columns that a function of another framework is given: prompt and label come under their own names."""
+    return None if setup.columns is None else setup.columns | setup.keys
 
 
 def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]]) -> None:
