@@ -371,3 +371,13 @@ def test_the_page_tells_the_tail_of_rollout_and_the_tokens(tmp_path: Path) -> No
     assert "of rollout with fewer than half of its places busy20.0 %" in text
     assert "deferred, sampled again420.0 %" in text
     assert [panel.title for panel in panels_of(read_steps(tmp_path))].count("Tail of rollout") == 1
+
+
+def test_a_report_that_another_process_has_begun_is_left_to_it(tmp_path: Path) -> None:
+    write_run(tmp_path, 3)
+    theirs = [tmp_path / f"{name}.tmp" for name in ("report.html", "report.png", "trace.json.gz")]
+    for path in theirs:
+        path.write_text("half of it")
+    build_report(tmp_path)
+    assert [path.read_text() for path in theirs] == ["half of it"] * 3
+    assert not [path for path in tmp_path.glob("*.tmp") if path not in theirs]

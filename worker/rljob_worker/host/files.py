@@ -93,6 +93,11 @@ def patiently(read: Callable[[], T]) -> T:
         return read()
 
 
+def this_thread() -> str:
+    """Name of this thread as the `writer` of a file that other processes may be writing."""
+    return f"{os.getpid()}-{threading.get_ident()}"
+
+
 @contextmanager
 def replacing(
     path: Path, *, durable: bool = True, writer: str = "", wanted: int | None = None, private: bool = False

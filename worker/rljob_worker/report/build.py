@@ -13,7 +13,7 @@ from rljob_api.safe_text import visible
 from rljob_api.wire.run_status import RunDescription
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import write_whole
+from rljob_worker.host.files import this_thread, write_whole
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import effective_steps, read_steps
@@ -80,7 +80,8 @@ def build_report(run_folder: Path, steps: range | None = None, beside: Path | No
     page = run_folder / "report.html"
     data = {**page_data(runs), "samples": sample_data(run_folder)}
     # The manifest in it may name keys among its variables.
-    write_whole(page, _page(runs, png, _lanes(run, steps), _trace(run_folder), data), private=True)
+    text = _page(runs, png, _lanes(run, steps), _trace(run_folder), data)
+    write_whole(page, text, writer=this_thread(), private=True)
     return page, png
 
 

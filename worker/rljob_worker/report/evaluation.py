@@ -11,7 +11,7 @@ from rljob_api.how_many import how_many
 from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible_line
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import read_file, write_whole
+from rljob_worker.host.files import read_file, this_thread, write_whole
 from rljob_worker.host.sealed_json import sealed, unsealed
 from rljob_worker.records.run_files import EVALUATION_FILE, require_run_folder
 from rljob_worker.records.steps import read_steps
@@ -95,7 +95,7 @@ def _set(name: str, metrics: Any, rows: Sequence[dict[str, Any]]) -> EvaluatedSe
 
 def write_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
     """Write `evaluation.json`."""
-    write_whole(run_folder / EVALUATION_FILE, sealed(evaluation.to_json(), indent=1) + "\n")
+    write_whole(run_folder / EVALUATION_FILE, sealed(evaluation.to_json(), indent=1) + "\n", writer=this_thread())
 
 
 def read_evaluation(run_folder: Path) -> Evaluation:
@@ -166,7 +166,7 @@ def write_evaluation_page(run_folder: Path) -> Path:
     data: JsonObject = {"runs": [], "live": False, "samples": sample_data(run_folder)}
     page = run_folder / "report.html"
     # The manifest in it may name keys among its variables.
-    write_whole(page, document(f"{run.name}: evaluation", parts, run.job, data), private=True)
+    write_whole(page, document(f"{run.name}: evaluation", parts, run.job, data), writer=this_thread(), private=True)
     return page
 
 

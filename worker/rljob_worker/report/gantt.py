@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES, TRAINER_LANE
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import replacing
+from rljob_worker.host.files import replacing, this_thread
 
 _NARROWEST_LABEL = 0.05
 """Share of the picture's width from which on a bar has its phase's name on it."""
@@ -96,7 +96,7 @@ def draw_gantt(gantt: Gantt, title: str, path: Path) -> Path:
     drawn = {bar.phase for bar in gantt.bars}
     patches = [Patch(color=PHASE_COLORS[name], label=name) for name in PHASES if name in drawn]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small", frameon=False)
-    with replacing(path, durable=False) as file:
+    with replacing(path, durable=False, writer=this_thread()) as file:
         figure.savefig(file, dpi=110, format="png")
     return path
 

@@ -16,7 +16,7 @@ from rljob_api import metrics as m
 from rljob_api.looks import PHASE_COLORS
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.host.files import replacing
+from rljob_worker.host.files import replacing, this_thread
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, evaluated_rewards, panels_of
 
@@ -61,7 +61,7 @@ def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     difference.set_xlabel("step")
     if below:
         _panels(below[0], panels, rows, steps, records)
-    with replacing(path, durable=False) as file:
+    with replacing(path, durable=False, writer=this_thread()) as file:
         figure.savefig(file, dpi=110, format="png")
     return path
 

@@ -17,7 +17,7 @@ from rljob_api.phases import SWITCH_PHASES, TRAINER_LANE, WAITS
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.trace_events import Lane, TraceEvents, json_text
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import replacing
+from rljob_worker.host.files import replacing, this_thread
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import read_steps
@@ -45,7 +45,7 @@ def build_trace(run_folder: Path, file: Path) -> int:
     run = require_run_folder(run_folder)
     with _without_collector():
         trace = trace_of(read_events(run_folder), read_steps(run_folder), run_folder)
-    with replacing(file, durable=False) as target:
+    with replacing(file, durable=False, writer=this_thread()) as target:
         about = {"run": run.name, "attempts": run.attempt}
         if file.suffix == ".gz":
             # Neither name nor time in its head: the same run gives the same bytes.
