@@ -113,6 +113,13 @@ def test_so_is_every_flag(value: str, tmp_path: Path) -> None:
         assert {line.setting.split(" ")[0] for line in found.lines} >= set(RULES) - {"--colocate"}
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_script_is_not_warned_of() -> None:
+    made = Draft()
+    trl.apply_settings(made, list(trl.settings_of_script("x = '\\d'\nGRPOConfig(max_steps=3 if 1else 2)")), None)
+    assert made.get("steps") is None
+
+
 PARTIAL = "--colocate --rollout-batch-size 32 --partial-rollout"
 
 

@@ -6,6 +6,7 @@ A script is read as a syntax tree and never imported. The names are those of TRL
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api.how_many import how_many
@@ -140,7 +141,10 @@ def settings_of_script(source: str) -> Iterator[Setting]:
         UserError: it is no Python, or makes neither.
     """
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            # The parser's, of the script's own style.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"is no Python: {error}") from None
     calls = [
