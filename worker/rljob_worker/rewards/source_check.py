@@ -75,13 +75,16 @@ def told_signatures(spec: RLJobSpec) -> list[str]:
         if found is None:
             told.append(f"{field}.python: how {path} is called shows when the job or rljob score imports it")
             continue
-        names = found.names
-        try:
-            signature = recognise(wanted, names, found.takes_any, function.batch, path)
-        except UserError as error:
-            raise UserError(f"{field}{str(error).removeprefix('reward')}") from None
-        told.append(f"{field}.python: {path} is called as {signature} calls it: its parameters are {', '.join(names)}")
+        called = f"{path} is called as {_recognised(field, function, found)} calls it"
+        told.append(f"{field}.python: {called}: its parameters are {', '.join(found.names)}")
     return told
+
+
+def _recognised(field: str, function: RewardFunction, found: Parameters) -> Signature:
+    try:
+        return recognise(function.signature, found.names, found.takes_any, function.batch, str(function.python))
+    except UserError as error:
+        raise UserError(f"{field}{str(error).removeprefix('reward')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def check_columns(field: str, function: RewardFunction, columns: Collection[str]
     found = None if function.batch else _parameters(str(function.python))
     if found is None:
         return
-    signature = recognise(function.signature, found.names, found.takes_any, function.batch, str(function.python))
+    signature = _recognised(field, function, found)
     if signature == Signature.SLIME:
         return
     given, aside = {*RESERVED, *columns, *function.args}, " (the column of labelKey comes as label)"
