@@ -265,7 +265,7 @@ def _train_word(texts: Iterable[str], special: list[str], vocab_size: int) -> To
     if not words:
         raise UserError(
             "spec.model.random.tokenizer: there are no words to train it on: all texts of data and environments are "
-            "white space; kind: Bpe also learns that"
+            "white space; kind: BPE also learns that"
         )
     if not kept:
         raise UserError(f"spec.model.random.tokenizer.vocabSize: {vocab_size} leaves no room for words")

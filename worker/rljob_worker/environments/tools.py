@@ -128,7 +128,7 @@ class Toolbox:
                 raise UserError(
                     f"environment.tools: the model's tokenizer cannot write a call of {name}: {text} becomes {back!r} "
                     "in its tokens; a tokenizer that is trained on words knows calls whose parameters are all "
-                    "Literal: take model.random.tokenizer.kind: Bpe, or such parameters"
+                    "Literal: take model.random.tokenizer.kind: BPE, or such parameters"
                 )
 
 
