@@ -9,6 +9,7 @@ when a fault was not noticed, or is no longer to be found in the code: then it i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,9 +52,13 @@ def run_tests(folder: Path, tests: str, expected: Collection[int]) -> int:
     # Bytecode of the code before the fault would be taken for that of the code with it: they can be of one second.
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "RLJOB_FAULTS": "named"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode not in expected:
+    code = done.returncode
+    if code < 0 and re.search(r"^\d+ failed.* in [\d.]+s", done.stdout, re.MULTILINE):
+        # They have judged; what the fault left in the process ended it afterwards.
+        code = TESTS_FAILED
+    if code not in expected:
         print(done.stdout[-3000:], done.stderr[-2000:], flush=True)
-    return done.returncode
+    return code
 
 
 def problem_with(fault: Fault, folder: Path) -> str:
