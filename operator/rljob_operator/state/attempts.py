@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from rljob_api.how_many import all_of
+from rljob_api.how_many import all_of, how_many
 from rljob_api.spec import FailureAction, FailureReason
 from rljob_api.status import AttemptStatus, Progress, RLJobStatus
 from rljob_operator.state.causes import Cause
@@ -230,8 +230,12 @@ def _ended(plan: PlanBuilder) -> AttemptOutcome:
     given = attempt.steps if attempt.steps is not None else plan.spec.steps
     if given < plan.spec.steps:
         done = all_of(given, "step of the time is", "steps of the time are").capitalize()
-        return _end(plan, Cause(EndReason.STEPS_RAISED, f"{done} done; spec.steps is {plan.spec.steps} now."))
+        return _end(plan, _raised(plan, done))
     return _end(plan, Cause(EndReason.COMPLETED, f"{all_of(given, 'step is', 'steps are').capitalize()} done."))
+
+
+def _raised(plan: PlanBuilder, done: str) -> Cause:
+    return Cause(EndReason.STEPS_RAISED, f"{done} done; spec.steps is {plan.spec.steps} now.")
 
 
 def _end(plan: PlanBuilder, cause: Cause) -> AttemptOutcome:
@@ -241,8 +245,7 @@ def _end(plan: PlanBuilder, cause: Cause) -> AttemptOutcome:
     code = submission.exit_code if ended and submission is not None else None
     if cause.reason == EndReason.STEPS_DONE and plan.step < plan.spec.steps:
         # They were lowered, and raised again while it was asked to stop.
-        done = all_of(plan.step, "step is", "steps are").capitalize()
-        cause = Cause(EndReason.STEPS_RAISED, f"{done} done; spec.steps is {plan.spec.steps} now.")
+        cause = _raised(plan, how_many(plan.step, "step is", "steps are"))
     lines = submission.last_log_lines if ended and submission is not None else ()
     early = plan.status.progress.stopped_early if plan.status.progress else None
     if cause.reason == EndReason.COMPLETED and attempt.steps is not None and not early:
