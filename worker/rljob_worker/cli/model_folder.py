@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rljob_api import derived
 from rljob_api.blocks import path_text
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.rules.model_config import CHECKPOINT_TYPES, parallel_findings, value_findings
@@ -16,7 +15,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.json_files import check_json_files
-from rljob_worker.models.places import MODEL_FOLDER, folder_here, folder_or_elsewhere
+from rljob_worker.models.places import MODEL_FOLDER, folder_here, folder_or_elsewhere, paths_beside
 from rljob_worker.models.weight_files import tensor_files
 
 FIELD = "spec.model.path"
@@ -42,11 +41,7 @@ def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {MODEL_FOL
 
 def check_folders_beside(spec: RLJobSpec) -> None:
     """Refuse what is here of the paths of a critic's start and a teacher, and is no model's folder: UserError."""
-    critic, distill = derived.critic(spec), spec.algorithm.distill
-    paths = [] if distill is None else [("spec.algorithm.distill.teacher.path", distill.teacher.path)]
-    if critic is not None and critic.model is not None:
-        paths.append(("spec.critic.model.path", critic.model.path))
-    for field, path in paths:
+    for field, path in paths_beside(spec):
         folder = folder_or_elsewhere(path, field)
         if folder is None:
             continue

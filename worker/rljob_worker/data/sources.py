@@ -81,7 +81,7 @@ class LoadedSource:
         found = {name for row in self.rows[:_LOOKED_AT] for name in row}
         if self.source.environment is not None:
             found.add(TURNS)
-        return frozenset(found - {self.source.prompt_key, self.source.label_key, self.image_key})
+        return frozenset(found - prompt_and_label(self.source) - {self.image_key})
 
     @property
     def image_key(self) -> str | None:
@@ -92,6 +92,11 @@ class LoadedSource:
     def place(self, row: int) -> str:
         """Name of a row in messages."""
         return f"{self.origin}, row {row}"
+
+
+def prompt_and_label(source: DataSource) -> frozenset[str]:
+    """Columns of a source's prompt and, where its rows have one, its label."""
+    return frozenset(key for key in (source.prompt_key, source.label_key) if key is not None)
 
 
 def data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:

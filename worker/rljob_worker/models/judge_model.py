@@ -13,7 +13,7 @@ from rljob_api.spec import JudgeKind, JudgeModel
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.json_files import check_json_files
-from rljob_worker.models.places import folder_or_elsewhere
+from rljob_worker.models.places import folder_or_elsewhere, judge_path
 from rljob_worker.models.weight_files import names_by_file, tensor_files
 
 _ARCHITECTURES = {
@@ -71,7 +71,7 @@ def check_judge_folder(spec: RLJobSpec) -> None:
     judge = derived.judge_model(spec)
     if judge is None or judge.model is None:
         return
-    place = f"spec.judges[{spec.judges.index(judge)}].model.path"
+    place = judge_path(spec, judge)
     folder = folder_or_elsewhere(judge.model.path, place)
     if folder is not None:
         JudgeFacts.of(folder, judge.model, judge.kind, place)

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rljob_api import derived
+from rljob_api.spec import JudgeSpec, RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 
 MODEL_FOLDER = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"
+TEACHER_PATH = "spec.algorithm.distill.teacher.path"
+CRITIC_PATH = "spec.critic.model.path"
+
+
+def judge_path(spec: RLJobSpec, judge: JudgeSpec) -> str:
+    """Field of the path of a judge's model."""
+    return f"spec.judges[{spec.judges.index(judge)}].model.path"
+
+
+def paths_beside(spec: RLJobSpec) -> list[tuple[str, str]]:
+    """Field and path of each model that is trained or asked beside the policy: a teacher, a critic of its own start."""
+    critic, distill = derived.critic(spec), spec.algorithm.distill
+    paths = [] if distill is None else [(TEACHER_PATH, distill.teacher.path)]
+    return paths if critic is None or critic.model is None else [*paths, (CRITIC_PATH, critic.model.path)]
 
 
 def folder_here(path: str, field: str) -> Path | None:

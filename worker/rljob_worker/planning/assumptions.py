@@ -6,7 +6,7 @@ from rljob_api import derived
 from rljob_api.spec import MemorySaverMode, RLJobSpec, TrainingBackend
 from rljob_worker.host.sockets import is_local_name
 from rljob_worker.models.facts import ModelFacts
-from rljob_worker.models.places import folder_here
+from rljob_worker.models.places import CRITIC_PATH, TEACHER_PATH, folder_here, judge_path
 from rljob_worker.planning.engine import GRAPH_BYTES
 from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
 from rljob_worker.planning.memory import PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES
@@ -27,17 +27,13 @@ def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[st
     if spec.model.random is not None and "vocab_size" not in spec.model.random.config:
         lines.append(f"a vocabulary of {model.vocab_size}, the tokenizer's upper bound: it is trained at start-up")
     critic = derived.critic(spec)
-    if (
-        critic is not None
-        and critic.model is not None
-        and folder_here(critic.model.path, "spec.critic.model.path") is None
-    ):
+    if critic is not None and critic.model is not None and folder_here(critic.model.path, CRITIC_PATH) is None:
         lines.append("a critic of the policy's size: critic.model.path is not here")
     distill = spec.algorithm.distill
-    if distill is not None and folder_here(distill.teacher.path, "spec.algorithm.distill.teacher.path") is None:
+    if distill is not None and folder_here(distill.teacher.path, TEACHER_PATH) is None:
         lines.append("a teacher of the policy's size: algorithm.distill.teacher.path is not here")
     judge = derived.judge_model(spec)
-    if judge is not None and judge.model is not None and folder_here(judge.model.path, "spec.judges") is None:
+    if judge is not None and judge.model is not None and folder_here(judge.model.path, judge_path(spec, judge)) is None:
         lines.append(f"a judge of the policy's size: judges: {judge.name}: model.path is not here")
     if any(model.moe_layers):
         lines.append("tokens spread evenly over the experts")

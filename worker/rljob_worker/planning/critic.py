@@ -8,7 +8,7 @@ from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.places import folder_here
+from rljob_worker.models.places import CRITIC_PATH, folder_here
 from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.models.value_model import HEAD
 
@@ -28,13 +28,13 @@ def critic_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, TrainedM
     optimizer = derived.critic_optimizer(spec, critic)
     training = spec.training.model_copy(update={"lora": None, "optimizer": optimizer})
     spec = spec.model_copy(update={"training": training})
-    own = None if critic.model is None else folder_here(critic.model.path, "spec.critic.model.path")
+    own = None if critic.model is None else folder_here(critic.model.path, CRITIC_PATH)
     if own is not None:
         try:
             model = trained_model(training.backend, own)
             check_trained_sizes(model, training)
         except UserError as error:
-            raise UserError(f"spec.critic.model.path: of {own}: {error}") from None
+            raise UserError(f"{CRITIC_PATH}: of {own}: {error}") from None
     if isinstance(model, ModelConfig):
         return spec, model.critic((HEAD,))
     tied = len(model.units) == model.num_layers

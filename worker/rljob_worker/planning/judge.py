@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rljob_api import RLJobSpec, derived
 from rljob_worker.engine.platforms import CPU_KV_CACHE_BYTES
 from rljob_worker.models.judge_model import JudgeFacts
-from rljob_worker.models.places import folder_here
+from rljob_worker.models.places import folder_here, judge_path
 from rljob_worker.planning.job_shape import itemsize
 
 
@@ -38,7 +38,7 @@ def judge_memory(spec: RLJobSpec, device_bytes: int | None, policy: int) -> Judg
     judge = derived.judge_model(spec)
     if judge is None or judge.model is None:
         return None
-    place = f"spec.judges[{spec.judges.index(judge)}].model.path"
+    place = judge_path(spec, judge)
     folder, weights = folder_here(judge.model.path, place), policy
     if folder is not None:
         weights = JudgeFacts.of(folder, judge.model, judge.kind, place).parameters * itemsize(spec)

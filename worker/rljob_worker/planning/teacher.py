@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api import derived
 from rljob_api.spec import Divergence, RLJobSpec
 from rljob_worker.errors import UserError
-from rljob_worker.models.places import folder_here
+from rljob_worker.models.places import TEACHER_PATH, folder_here
 from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.planning.job_shape import JobShape, MicroBatch
 
@@ -24,13 +24,13 @@ def teacher_of(spec: RLJobSpec, model: TrainedModel) -> tuple[RLJobSpec, Trained
     if distill is None:
         return None
     training = spec.training.model_copy(update={"lora": None})
-    own = folder_here(distill.teacher.path, "spec.algorithm.distill.teacher.path")
+    own = folder_here(distill.teacher.path, TEACHER_PATH)
     if own is not None:
         try:
             model = trained_model(spec.training.backend, own)
             check_trained_sizes(model, training)
         except UserError as error:
-            raise UserError(f"spec.algorithm.distill.teacher.path: of {own}: {error}") from None
+            raise UserError(f"{TEACHER_PATH}: of {own}: {error}") from None
     return spec.model_copy(update={"training": training}), model
 
 

@@ -12,7 +12,7 @@ from rljob_worker.data.evaluate import held_out_settings
 from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.reward_rows import RowRewards
 from rljob_worker.data.rows import Row
-from rljob_worker.data.sources import LoadedSource, check_head
+from rljob_worker.data.sources import LoadedSource, check_head, prompt_and_label
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.code_tests import call_cases, column, stdin_cases, test_file
 from rljob_worker.rewards.source_check import check_columns
@@ -36,10 +36,9 @@ def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> None:
         return
     scored = scored_rows(spec, loaded)
     place = f"{field}.reward" if source.reward is not None else "spec.reward"
-    keys = [key for key in (source.prompt_key, source.label_key) if key is not None]
     for part in parts_of(scored.reward):
         if part.reward.python is not None:
-            check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns(), keys)
+            check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns(), prompt_and_label(source))
     check_tests([scored])
 
 

@@ -19,7 +19,7 @@ from rljob_worker.confined.files import Files
 from rljob_worker.confined.kernel import Kernel
 from rljob_worker.confined.process import Place
 from rljob_worker.data.reward_rows import RoutedRows
-from rljob_worker.data.sources import data_sources, evaluation_sources
+from rljob_worker.data.sources import data_sources, evaluation_sources, prompt_and_label
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.builtin import check_args
@@ -217,9 +217,8 @@ class Scorers:
                 )
             self.judge.check(columns)
         elif reward.python is not None or reward.name == "judge":
-            keys = frozenset(key for key in (source.prompt_key, source.label_key) if key is not None)
             self._callings[reward.canonical_json()] = check_function(
-                self._setup(reward, columns, keys, tried=True), self.place(reward)
+                self._setup(reward, columns, prompt_and_label(source), tried=True), self.place(reward)
             )
         if reward.name == "code":
             self._check_sandbox(reward, source.label_key, columns)

@@ -16,6 +16,7 @@ from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.hf_check import checkpoint_bytes
 from rljob_worker.models.hf_model import packs_rows, row_obstacle
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.places import CRITIC_PATH
 from rljob_worker.models.value_model import build_value_model, value_config
 from rljob_worker.waiting import waiting_for
 
@@ -48,7 +49,7 @@ def critic_start(
         return None, 0
     if critic.model is None:
         return None, _checkpoint_bytes(spec.training, policy)
-    folder = folder_beside(critic.model.path, spec.model.hub, f"{_FIELD}.path")
+    folder = folder_beside(critic.model.path, spec.model.hub, CRITIC_PATH)
     check_json_files(folder)
     with waiting_for(f"the weights in {folder} to be looked at"):
         size = _checkpoint_bytes(spec.training, folder)
@@ -61,16 +62,16 @@ def critic_start(
     if own != ours:
         differing = sorted(token for token in own.keys() | ours.keys() if own.get(token) != ours.get(token))
         raise UserError(
-            f"{_FIELD}.path: {folder} has another tokenizer than spec.model: {len(differing)} tokens have another id, "
+            f"{CRITIC_PATH}: {folder} has another tokenizer than spec.model: {len(differing)} tokens have another id, "
             f"{differing[0]!r} among them; a critic reads the policy's tokens"
         )
     if facts.vocab_size < len(tokenizer):
         raise UserError(
-            f"{_FIELD}.path: the tokenizer has {len(tokenizer)} tokens, the embedding in {folder} {facts.vocab_size}"
+            f"{CRITIC_PATH}: the tokenizer has {len(tokenizer)} tokens, the embedding in {folder} {facts.vocab_size}"
         )
     if facts.max_position_embeddings < longest:
         raise UserError(
-            f"{_FIELD}.path: {folder} takes {facts.max_position_embeddings} tokens (max_position_embeddings); the job "
+            f"{CRITIC_PATH}: {folder} takes {facts.max_position_embeddings} tokens (max_position_embeddings); the job "
             f"trains on sequences of up to {longest}"
         )
     return folder, size

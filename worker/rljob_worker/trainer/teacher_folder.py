@@ -12,6 +12,7 @@ from rljob_worker.data.tokenizer import load_tokenizer
 from rljob_worker.errors import UserError
 from rljob_worker.models.hf_check import check_hf_weights
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.places import TEACHER_PATH
 from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.waiting import waiting_for
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIELD = "spec.algorithm.distill"
-_PATH = f"{_FIELD}.teacher.path"
 
 
 def teacher_folder(
@@ -40,7 +40,7 @@ def teacher_folder(
     distill = spec.algorithm.distill
     if distill is None:
         return None
-    folder = folder_beside(distill.teacher.path, spec.model.hub, _PATH)
+    folder = folder_beside(distill.teacher.path, spec.model.hub, TEACHER_PATH)
     check_json_files(folder)
     try:
         model = trained_model(spec.training.backend, folder)
@@ -49,20 +49,21 @@ def teacher_folder(
             check_hf_weights(folder, model)
         others = load_tokenizer(folder)
     except UserError as error:
-        raise UserError(f"{_PATH}: of {folder}: {str(error).removeprefix('spec.model: ')}") from None
+        raise UserError(f"{TEACHER_PATH}: of {folder}: {str(error).removeprefix('spec.model: ')}") from None
     common = min(policy.vocab_size, model.vocab_size)
     _check_ids(tokenizer, others, common, folder)
     if policy.vocab_size > common:
         raise UserError(
-            f"{_PATH}: {folder} has an embedding of {model.vocab_size} tokens, the policy of {policy.vocab_size}: the "
-            "policy may sample tokens that it cannot read; a teacher needs as many as its policy, padding included"
+            f"{TEACHER_PATH}: {folder} has an embedding of {model.vocab_size} tokens, the policy of "
+            f"{policy.vocab_size}: the policy may sample tokens that it cannot read; a teacher needs as many as its "
+            "policy, padding included"
         )
     if distill.divergence is Divergence.TOP_K and distill.top_k > common:
         raise UserError(f"{_FIELD}.topK: {distill.top_k} is more than the vocabulary's {common} tokens")
     if model.max_position_embeddings < longest:
         raise UserError(
-            f"{_PATH}: {folder} takes {model.max_position_embeddings} tokens (max_position_embeddings); the job trains "
-            f"on sequences of up to {longest}"
+            f"{TEACHER_PATH}: {folder} takes {model.max_position_embeddings} tokens (max_position_embeddings); the job "
+            f"trains on sequences of up to {longest}"
         )
     return folder
 
@@ -75,7 +76,7 @@ def _check_ids(ours: PreTrainedTokenizerBase, others: PreTrainedTokenizerBase, c
     if differing:
         first = differing[0]
         raise UserError(
-            f"{_PATH}: {folder} has another tokenizer than spec.model: {len(differing)} ids mean other tokens, id "
-            f"{first} among them: {of_ours.get(first)!r} for the policy, {of_theirs.get(first)!r} for the teacher; a "
-            "teacher scores the policy's ids, so that it must be of one family with it"
+            f"{TEACHER_PATH}: {folder} has another tokenizer than spec.model: {len(differing)} ids mean other tokens, "
+            f"id {first} among them: {of_ours.get(first)!r} for the policy, {of_theirs.get(first)!r} for the teacher; "
+            "a teacher scores the policy's ids, so that it must be of one family with it"
         )
