@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 import tracemalloc
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from metric_cases import KEY, SPEC, START, condition, exposition, record, run_of, samples, view
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from support.clocks import work
 
 from rljob_api import metrics as m
 from rljob_operator.metrics import JobMetricsStore
@@ -323,6 +323,6 @@ def test_two_hundred_jobs_are_shown_fast() -> None:
     records = run_of([1])
     for number in range(200):
         made.feed(("team", f"job-{number}", "u"), records)
-    started = time.process_time()
-    assert sum(map(len, made.parts())) > 4_000_000
-    assert time.process_time() - started < 0.6, "0.06 s on an idle core"
+    with work() as taken:
+        assert sum(map(len, made.parts())) > 4_000_000
+    assert taken.seconds < 0.6, "0.06 s on an idle core"

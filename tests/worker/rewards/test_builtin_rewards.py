@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from support.clocks import work
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -160,13 +160,13 @@ def test_format(args: dict[str, Any], response: str, score: float) -> None:
 def test_rewards_of_the_drivers_own_process_take_linear_time() -> None:
     hostile = ["<think>" * 20_000, "</think>" * 20_000, "#### " * 30_000, "1," * 80_000, "-" * 150_000, " " * 150_000]
     hostile += ["####" + " " * 150_000, "9" * 150_000, "<think>" + "\n" * 150_000, "a</think>" + " <" * 70_000]
-    begin = time.process_time()
-    for text in hostile:
-        gsm8k(text, RAW)
-        gsm8k(text, RAW, flexible=True)
-        make_format()(text)
-        make_format(opened=True, rest=True)(text)
-    assert time.process_time() - begin < 1
+    with work() as taken:
+        for text in hostile:
+            gsm8k(text, RAW)
+            gsm8k(text, RAW, flexible=True)
+            make_format()(text)
+            make_format(opened=True, rest=True)(text)
+    assert taken.seconds < 1
 
 
 def test_length_and_overlong_penalties() -> None:

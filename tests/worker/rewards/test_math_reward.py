@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from support.clocks import work
 
 from rljob_worker.rewards.answers.expression import parse
 from rljob_worker.rewards.answers.final import final_answer
@@ -27,12 +27,12 @@ SECONDS = 1.0
 
 def judged(response: str, label: str) -> tuple[float | str, float]:
     """The score, or what was raised, and the processor's seconds."""
-    begun = time.process_time()
-    try:
-        score: float | str = math(response, label)
-    except Exception as error:
-        score = f"{type(error).__name__}: {error}"
-    return score, time.process_time() - begun
+    with work() as taken:
+        try:
+            score: float | str = math(response, label)
+        except Exception as error:
+            score = f"{type(error).__name__}: {error}"
+    return score, taken.seconds
 
 
 def test_every_pair_is_judged_right_and_soon() -> None:

@@ -32,7 +32,7 @@ CHECK_SECONDS = 10.0
 """Seconds that a job's start may wait for labels to be read."""
 READERS: Mapping[str, Callable[[str], object]] = {"math": read_label, "gsm8k": gsm8k_number}
 """By a built-in reward that understands its labels: what reads one, or raises ValueError."""
-VERSION = 5
+VERSION = 6
 """Grows when a label is read in another way: what was kept of earlier checks is then not used."""
 _SHOWN = 5
 _NAMED = 20

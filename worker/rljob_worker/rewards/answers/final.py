@@ -30,7 +30,7 @@ _ANCHOR = re.compile(
     r"(?:(?:is|are|was|=|:|：|equals|should be|would be|must be|comes? out (?:to|as))[^\S\n]*"
     r"(?:[*_]{1,2})?[^\S\n]*:?)+)"
     r"|(?:最终)?答案[^\S\n]*(?:[*_]{1,2})?[^\S\n]*(?:应该?)?(?:是|为|[:：=])[^\S\n]*[:：]?"
-    r"|【答案】|(?:故|应|所以|^)\s*选(?:择)?[:：]?"
+    r"|【答案】|(?:(?:故|应|所以)\s*|^[^\S\n]*)选(?:择)?[:：]?"
     r"|####|^[#*_ \t]*(?:final answer|answer|最终答案|答案)[*_:： \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )

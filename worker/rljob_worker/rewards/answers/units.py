@@ -78,6 +78,10 @@ class Unit:
         return self.nouns == other.nouns or bool(self.nouns & other.nouns)
 
 
+_LONGEST = 400
+"""Characters of a unit and of nouns behind a number: each place where a unit may begin is read to the end."""
+
+
 def is_known(word: str) -> bool:
     """Whether a word or symbol is a unit."""
     return _singular(word) is not None or word in _COMPOUND
@@ -90,6 +94,8 @@ def read_unit(text: str, quantity_words: bool) -> Unit | None:
         text: what stands behind a number, as `characters.clean` gave it.
         quantity_words: whether words that are no known units count as nouns outside `\\text`.
     """
+    if len(text) > _LONGEST:
+        return None
     words: list[tuple[str, bool]] = []
     position = 0
     while position < len(text):
