@@ -312,6 +312,38 @@ def test_the_last_verdict_counts_and_no_thought_does() -> None:
     assert verdict("[[C]]", **words) == "the verdict 'C' is none of verdict.values"
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["1e1", "1E+1", "1,000", "7/10", "7 / 10", "7／10", "8.5.2", "0x7", "5-7", "5 – 7", "8%", "1 000", "7½", "3,2",
+     "2*5", "7:10", "1'000", "9²", "5k", "1_0"],
+)  # fmt: skip
+def test_a_part_of_a_number_is_no_verdict(written: str) -> None:
+    said = verdict(f"Score: 3, no:\nScore: {written}", max=1000)
+    assert "is no number that verdict.pattern matches to its end" in str(said)
+    assert repr(f"Score: {written}") in str(said)
+
+
+@pytest.mark.parametrize(
+    "behind", [".", ", since", "\n- 2 errors", "分", "**", ") for 3 of 4", " out of 10", "!", "</b>", "_", ": fair"]
+)
+def test_what_is_no_number_may_follow_a_verdict(behind: str) -> None:
+    assert verdict(f"Score: 8{behind}") == 8.0
+    assert verdict(f"Score: 8.5{behind}") == 8.5
+
+
+@pytest.mark.parametrize("written", ["-7", "1,007", "3.7", ".7", "10/7", "1e7", "1e-7", "x7", "5–7"])
+def test_a_number_is_not_begun_in_its_midst(written: str) -> None:
+    assert "is no number that" in str(verdict(f"The verdict is {written}.", pattern="([0-9])[^0-9]*$"))
+
+
+def test_what_a_pattern_has_beside_its_number_is_read() -> None:
+    assert verdict("Score: 7/10", pattern="Score: ([0-9]+)/10") == 7.0
+    assert "is no number that" in str(verdict("Score: 7/100", pattern="Score: ([0-9]+)/10"))
+    assert verdict("Score: 1e1", pattern=r"Score: ([0-9.e]+)") == 10.0
+    assert verdict("Verdict:7", pattern="([0-9]+)") == verdict("1. good, 2. is: 7", pattern="([0-9]+)") == 7.0
+    assert "is no number that" in str(verdict("Score: 10", pattern="Score: ([01])", values={"0": 0, "1": 1}))
+
+
 def test_a_pattern_without_end_is_ended_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_texts, "_SEARCH_SECONDS", 0.1)
     said = verdict(f"Score: 3\n{'a' * 60}!", pattern=r"((?:a|aa)+)+$")

@@ -38,6 +38,15 @@ TRIES = 2
 _LAST = 100
 """Answers of which too many may be without a verdict."""
 _MANY = 10
+_GOES_ON = regex.compile(
+    r"[\p{N}A-Za-z%‰]|[.,:'’_]\p{N}|[^\S\n]*[/／⁄∕÷*×·^~–—−-][^\S\n]*\p{N}|[^\S\n]\p{N}{3}(?!\p{N})"
+)
+"""Continues a number behind its last digit read: 1e1, 1,000, 7/10, 8.5.2, 5-7, 80%, 1 000. Not: `7.`"""
+_BEGAN = regex.compile(r"(?:[A-Za-z+.−-]|\p{N}[.,:'’_–—]?|\p{N}[^\S\n]*[/／⁄∕÷*×·^~][^\S\n]*)$")
+"""Belongs to the number whose digit or sign stands behind it."""
+_FIRST = tuple("0123456789+-.")
+_SIGHT = 16
+"""Characters before a number that are looked at."""
 _SEARCH_SECONDS = 2.0
 """Processor time of the process in which a pattern has to be found; one that tries all ways to divide an answer has no
 end."""
@@ -158,6 +167,9 @@ class Verdicts:
         word = None if found is None else found.group(1)
         if word is None:
             return "the answer has no verdict"
+        assert found is not None
+        if whole := _more_than(found, looked_at):
+            return f"the verdict {whole[:80]!r} is no number that verdict.pattern matches to its end"
         if self._values:
             value = self._values.get(word.strip().casefold())
             return f"the verdict {word[:80]!r} is none of verdict.values" if value is None else float(value)
@@ -169,6 +181,20 @@ class Verdicts:
         if not math.isfinite(number) or not least <= number <= most:
             return f"the verdict {number:g} is not from {least:g} to {most:g}"
         return number
+
+
+def _more_than(found: regex.Match[str], text: str) -> str | None:
+    """The number of which a match has a part; None where it ends, and begins, where its number does.
+
+    A pattern may say itself what stands before and behind its digits: `([0-9]+)/10` reads `7/10`.
+    """
+    start, end = found.span()
+    digits = text[start:end]
+    began = _BEGAN.search(text[max(0, start - _SIGHT) : start]) if digits.startswith(_FIRST) else None
+    if began is None and not (digits[-1:].isdigit() and _GOES_ON.match(text, end)):
+        return None
+    before = "" if began is None else began.group()
+    return before + digits + text[end : end + _SIGHT].split("\n")[0]
 
 
 def seed_of(seed: int, name: str, key: str, count: int) -> int:
