@@ -59,21 +59,30 @@ class Loaded:
     """From which parallel layout to which, where they differ."""
 
 
-class CriticBackend(Protocol):
-    """One rank of the critic, whose logits are one column: values. In the memory and the groups of the policy."""
+class TrainableModel(Protocol):
+    """One rank of a model that is trained."""
 
     trained: list[Tensor]
-    """This rank's parameters that an update changes."""
+    """Tensors of this rank's parameters that an update changes, whole buffers where it has such."""
     optimizer_state: list[Tensor]
     """Tensors that the optimizer changes beside them."""
+
+    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
+        """One optimizer update: applied whole or not at all, on all ranks alike.
+
+        Raises:
+            StopRequested: on all ranks, before the weights changed.
+        """
+        ...
+
+
+class CriticBackend(TrainableModel, Protocol):
+    """One rank of the critic, whose logits are one column: values. In the memory and the groups of the policy."""
+
     pair_cost: float
     """See `TrainerBackend`."""
 
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
-        """See `TrainerBackend`."""
-        ...
-
-    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
         """See `TrainerBackend`."""
         ...
 
@@ -103,8 +112,8 @@ class TeacherBackend(Protocol):
         ...
 
 
-class TrainerBackend(Protocol):
-    """One rank of the model that is trained. All ranks make the same calls in the same order."""
+class TrainerBackend(TrainableModel, Protocol):
+    """One rank of the policy. All ranks make the same calls in the same order."""
 
     layout: ParallelLayout
     vocab_size: int
@@ -122,10 +131,6 @@ class TrainerBackend(Protocol):
     """All that the rank is in."""
     memory: SleepingMemory | None
     """Memory in which the rank's tensors are and sleep; None where the memory saver is off."""
-    trained: list[Tensor]
-    """Tensors of this rank's parameters that an update changes, whole buffers where it has such."""
-    optimizer_state: list[Tensor]
-    """Tensors that the optimizer changes beside them."""
     critic: CriticBackend | None
     """The model beside it that sleeps when this one does; None where the algorithm needs none."""
     teacher: TeacherBackend | None
@@ -157,14 +162,6 @@ class TrainerBackend(Protocol):
 
     def from_output_rank(self, values: Tensor) -> None:
         """Overwrite `values` with those of a rank that has the output layer; of the same shape on all ranks."""
-        ...
-
-    def update(self, update: Update, loss: Loss, learning_rate: float) -> UpdateResult:
-        """One optimizer update: applied whole or not at all, on all ranks alike.
-
-        Raises:
-            StopRequested: on all ranks, before the weights changed.
-        """
         ...
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:

@@ -21,15 +21,13 @@ from rljob_worker.algorithms.gae import Estimates, explained_variance, generaliz
 from rljob_worker.algorithms.output_layer import Wanted
 from rljob_worker.algorithms.shaping import shape_advantages
 from rljob_worker.algorithms.value_loss import clipped_value_loss
-from rljob_worker.errors import StopRequested
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.backend import CriticBackend, UpdateResult
+from rljob_worker.trainer.backend import CriticBackend
 from rljob_worker.trainer.batches import MicroBatch, PackedBatch, Update, plan_step
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.dealing import Dealing
-from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import TokenValues
-from rljob_worker.trainer.snapshots import Snapshot
+from rljob_worker.trainer.step_updates import Applied, StepUpdates
 from rljob_worker.types import FloatArray, IntArray, StepMetrics, TrainBatch
 
 
@@ -111,7 +109,7 @@ class _Step:
 class Critic:
     """One rank of the critic, all of whose calls are collective.
 
-    An update of it is undone with the step that it belongs to: until `settle`, `undo` goes back to before the step.
+    An update of it is undone with the step that it belongs to: until `settle`, `updates.undo` goes back to before it.
 
     Args:
         backend: its model.
@@ -120,6 +118,9 @@ class Critic:
         layout: of the rank.
         total_updates: optimizer updates of it in the whole job.
         constant_length: longest response that is allowed.
+
+    Attributes:
+        updates: of its model.
     """
 
     def __init__(
@@ -132,12 +133,9 @@ class Critic:
         constant_length: int,
     ) -> None:
         self._backend, self._spec, self._critic, self._layout = backend, spec, critic, layout
-        self._total_updates, self._constant_length = total_updates, constant_length
-        self._optimizer = derived.critic_optimizer(spec, critic)
-        self._updates = 0
+        self._constant_length = constant_length
+        self.updates = StepUpdates(backend, derived.critic_optimizer(spec, critic), total_updates)
         self._step: _Step | None = None
-        self._snapshot: Snapshot | None = None
-        self._before: int | None = None
 
     def compute_values(self, batch: TrainBatch) -> None:
         """Compute the values of a step's tokens, and advantages and returns of them; kept here.
@@ -189,69 +187,49 @@ class Critic:
             StopRequested: on all ranks; the critic is as before the step.
         """
         step = self._known(batch)
-        self.undo()
-        self._snapshot = self._snapshot or Snapshot([*self._backend.trained, *self._backend.optimizer_state])
-        self._snapshot.take()
-        self._before = self._updates
-        results: list[UpdateResult] = []
-        rate = 0.0
-        try:
-            for update, tokens in zip(step.updates, step.tokens, strict=True):
-                old, returns = (
-                    [of_all[torch.from_numpy(places)] for places in tokens]
-                    for of_all in (step.values, step.estimates.returns)
-                )
-                loss = ValueLoss(self._spec, self._critic.value_clip, update, old, returns, self._constant_length)
-                rate = learning_rate(self._updates, self._optimizer, self._total_updates)
-                results.append(self._backend.update(update, loss, rate))
-                if results[-1].fault is not None:
-                    break
-                self._updates += 1
-        except StopRequested:
-            self.undo()
-            raise
-        return self._report(step, results, rate)
+        self.updates.undo()
+        losses = []
+        for update, tokens in zip(step.updates, step.tokens, strict=True):
+            old, returns = (
+                [of_all[torch.from_numpy(places)] for places in tokens]
+                for of_all in (step.values, step.estimates.returns)
+            )
+            losses.append(ValueLoss(self._spec, self._critic.value_clip, update, old, returns, self._constant_length))
+        return _report(step, self.updates.run(step.updates, losses, undoable=True))
 
     def settle(self) -> None:
         """The step is done: its updates stay."""
-        self._before = self._step = None
-
-    def undo(self) -> None:
-        """Go back to before the step, bit for bit; nothing where no update of it was made."""
-        if self._before is not None:
-            assert self._snapshot is not None
-            self._snapshot.restore()
-            self._updates, self._before = self._before, None
+        self.updates.settle()
+        self._step = None
 
     def save(self, folder: str) -> CheckedFile:
         """Write this rank's file of the critic; works asleep and awake."""
-        return self._backend.save(folder, updates=self._updates)
+        return self._backend.save(folder, updates=self.updates.done)
 
     def load(self, folder: str) -> None:
         """Continue from a saved state; ValueError where it is another model's, missing or damaged."""
-        self._updates = self._backend.load(folder).updates
+        self.updates.done = self._backend.load(folder).updates
 
     def _known(self, batch: TrainBatch) -> _Step:
         if self._step is None or self._step.batch is not batch:
             raise RuntimeError("train: a job with a critic needs values() of the same batch first")
         return self._step
 
-    def _report(self, step: _Step, results: list[UpdateResult], rate: float) -> StepMetrics:
-        fault = results[-1].fault
-        if fault is not None:
-            self.undo()
-        returns, values = step.estimates.returns, step.values
-        tokens = sum(result.metrics["tokens"] for result in results)
-        metrics = {
-            "critic/value_loss": float(np.mean([result.metrics["loss"] for result in results])),
-            "critic/value_clip_fraction": sum(result.metrics["clipped"] for result in results) / max(tokens, 1.0),
-            "critic/grad_norm": float(np.mean([result.grad_norm for result in results])),
-            "critic/lr": rate,
-            "critic/explained_variance": explained_variance(values, returns),
-            "critic/value_mean": float(values.double().mean()),
-            "critic/return_mean": float(returns.double().mean()),
-        }
-        detail: dict[str, Json] = {"critic_updates": len(results)}
-        if fault is not None:
-            detail["reason"] = f"update {len(results)} of {len(step.updates)} of the critic: {fault}"
-        return StepMetrics(metrics, fault is None, detail)
+
+def _report(step: _Step, applied: Applied) -> StepMetrics:
+    results, fault = applied.results, applied.fault
+    returns, values = step.estimates.returns, step.values
+    tokens = sum(result.metrics["tokens"] for result in results)
+    metrics = {
+        "critic/value_loss": float(np.mean([result.metrics["loss"] for result in results])),
+        "critic/value_clip_fraction": sum(result.metrics["clipped"] for result in results) / max(tokens, 1.0),
+        "critic/grad_norm": float(np.mean([result.grad_norm for result in results])),
+        "critic/lr": applied.rate,
+        "critic/explained_variance": explained_variance(values, returns),
+        "critic/value_mean": float(values.double().mean()),
+        "critic/return_mean": float(returns.double().mean()),
+    }
+    detail: dict[str, Json] = {"critic_updates": len(results)}
+    if fault is not None:
+        detail["reason"] = f"update {len(results)} of {len(step.updates)} of the critic: {fault}"
+    return StepMetrics(metrics, fault is None, detail)

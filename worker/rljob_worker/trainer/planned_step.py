@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rljob_api.json_types import Json
 from rljob_api.spec import RLJobSpec
-from rljob_worker.trainer.backend import UpdateResult
 from rljob_worker.trainer.batches import Update
 from rljob_worker.trainer.objective import PolicyLoss, mean_over_updates
+from rljob_worker.trainer.step_updates import Applied
 from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
 
 
@@ -38,34 +38,36 @@ class PlannedStep:
         ]
         self.taught = True
 
-    def loss(
-        self, index: int, spec: RLJobSpec, sampling: SamplingParams, vocab_size: int, version: int, reported: int
-    ) -> PolicyLoss:
-        """Loss of an update of the step that leads to weights `version`."""
-        return PolicyLoss(
-            spec,
-            self.updates[index],
-            sampling,
-            vocab_size,
-            old_log_probs=None if self.old_log_probs is None else self.old_log_probs[index],
-            reference_log_probs=None if self.reference_log_probs is None else self.reference_log_probs[index],
-            version=version - 1,
-            reported=reported,
-        )
+    def losses(
+        self, spec: RLJobSpec, sampling: SamplingParams, vocab_size: int, version: int, reported: int
+    ) -> list[PolicyLoss]:
+        """Loss of each update of the step that leads to weights `version`."""
+        return [
+            PolicyLoss(
+                spec,
+                update,
+                sampling,
+                vocab_size,
+                old_log_probs=None if self.old_log_probs is None else self.old_log_probs[index],
+                reference_log_probs=None if self.reference_log_probs is None else self.reference_log_probs[index],
+                version=version - 1,
+                reported=reported,
+            )
+            for index, update in enumerate(self.updates)
+        ]
 
-    def report(self, results: Sequence[UpdateResult], rate: float, version: int, ranks: int) -> StepMetrics:
+    def report(self, applied: Applied, version: int, ranks: int) -> StepMetrics:
         """Metrics of the updates that were run.
 
         Args:
-            results: of each; the last one may have failed.
-            rate: learning rate of the last.
+            applied: these; the last one may have failed.
             version: weight version that the step leads to.
             ranks: that have samples of their own.
         """
+        results, fault = applied.results, applied.fault
         metrics = mean_over_updates([result.metrics for result in results])
         metrics["train/grad_norm"] = sum(result.grad_norm for result in results) / len(results)
-        metrics["train/lr"] = rate
-        fault = next((result.fault for result in results if result.fault is not None), None)
+        metrics["train/lr"] = applied.rate
         detail: dict[str, Json] = {
             "version": version,
             "updates": len(self.updates),

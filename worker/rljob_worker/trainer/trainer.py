@@ -25,19 +25,18 @@ from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.models.pictures import PictureFacts, batch_pictures
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
+from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
 from rljob_worker.trainer.build import builder
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.critic import Critic
 from rljob_worker.trainer.dealing import Dealing, plan_update
-from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, TeacherTables, reported_log_probs
 from rljob_worker.trainer.planned_step import PlannedStep
 from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
-from rljob_worker.trainer.snapshots import Snapshot
+from rljob_worker.trainer.step_updates import Applied, StepUpdates
 from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, Picture, SamplingParams, StepMetrics, TrainBatch, TrainerReport
 from rljob_worker.weightsync.route import Route
@@ -93,11 +92,9 @@ class Trainer:
         self._algorithm = get_algorithm(self.spec.algorithm.name)
         self._needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._stop_requested = threading.Event()
-        self._updates = 0
         self._busy = 0.0
         self.planned: PlannedStep | None = None
         """The step that a call has begun; `train` takes a batch as it is planned here."""
-        self._snapshot: Snapshot | None = None
         self._critic: Critic | None = None
         self._profiler = WorkProfiler(self._device.name)
 
@@ -125,6 +122,7 @@ class Trainer:
         if backend.teacher is not None:
             # Of a family's models the larger vocabulary ends in padding, which has no token.
             self._vocab_size = min(self._vocab_size, backend.teacher.vocab_size)
+        self._updates = StepUpdates(backend, self.spec.training.optimizer, self._total_updates)
         self._critic = self._critic_of(backend)
         self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -281,7 +279,9 @@ class Trainer:
                 raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
             step = self.plan(batch)
             try:
-                results, rate, losses = self._run_updates(step, sampling, version, reported)
+                self._check_inputs(step)
+                losses = step.losses(self.spec, sampling, self._vocab_size, version, reported)
+                applied = self._apply(step, losses)
                 layout = self.backend.layout
                 # Of ranks that computed the same values, one.
                 telling = layout.tp_rank == layout.cp_rank == 0
@@ -291,7 +291,7 @@ class Trainer:
                 if self._device.own_memory:
                     # What the passes left in the allocator's cache would lie beside the engine's weights.
                     self._device.empty_cache()
-        return replace(step.report(results, rate, version, layout.samples), log_probs=log_probs)
+        return replace(step.report(applied, version, layout.samples), log_probs=log_probs)
 
     def score(
         self,
@@ -361,9 +361,9 @@ class Trainer:
         It is that of the last completed step, also between the critic's updates and the policy's.
         """
         try:
-            files = [self.backend.save(folder, updates=self._updates)]
+            files = [self.backend.save(folder, updates=self._updates.done)]
             if self._critic is not None:
-                self._critic.undo()
+                self._critic.updates.undo()
                 files.append(self._critic.save(folder))
             return files
         finally:
@@ -385,7 +385,7 @@ class Trainer:
         """
         self.backend.require_awake("load")
         loaded = self.backend.load(folder)
-        self._updates = loaded.updates
+        self._updates.done = loaded.updates
         if self._critic is not None:
             self._critic.load(folder)
         return loaded.resharded
@@ -433,33 +433,19 @@ class Trainer:
         rows = iter(self.backend.forward(flat, self._log_probs_of(sampling)))
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
-    def _run_updates(
-        self, step: PlannedStep, sampling: SamplingParams, version: int, reported: int
-    ) -> tuple[list[UpdateResult], float, list[PolicyLoss]]:
-        """(results, learning rate of the last, losses) of the updates up to one that fails; all of them or none."""
-        self._check_inputs(step)
-        if len(step.updates) > 1:
-            self._snapshot = self._snapshot or Snapshot([*self.backend.trained, *self.backend.optimizer_state])
-            self._snapshot.take()
-        before, rate = self._updates, 0.0
-        results: list[UpdateResult] = []
-        losses: list[PolicyLoss] = []
+    def _apply(self, step: PlannedStep, losses: Sequence[PolicyLoss]) -> Applied:
+        """Update the policy; where it stays as before the step, so does the critic."""
         try:
-            for index, update in enumerate(step.updates):
-                loss = step.loss(index, self.spec, sampling, self._vocab_size, version, reported)
-                losses.append(loss)
-                rate = learning_rate(self._updates, self.spec.training.optimizer, self._total_updates)
-                results.append(self.backend.update(update, loss, rate))
-                if results[-1].fault is not None:
-                    self._rollback(before)
-                    break
-                self._updates += 1
+            applied = self._updates.run(step.updates, losses)
         except StopRequested:
-            self._rollback(before)
+            if self._critic is not None:
+                self._critic.updates.undo()
             raise
         if self._critic is not None:
+            if applied.fault is not None:
+                self._critic.updates.undo()
             self._critic.settle()
-        return results, rate, losses
+        return applied
 
     def _check_inputs(self, step: PlannedStep) -> None:
         updates = len(step.updates)
@@ -469,12 +455,3 @@ class Trainer:
             raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
         if self.backend.teacher is not None and not step.taught:
             raise RuntimeError("train: algorithm.distill needs teacher_log_probs() of the same batch first")
-
-    def _rollback(self, updates: int) -> None:
-        """The state before the step, the critic's too."""
-        if self._critic is not None:
-            self._critic.undo()
-        if self._updates != updates:
-            assert self._snapshot is not None, "only a step of several updates can have begun to change the weights"
-            self._snapshot.restore()
-            self._updates = updates
