@@ -52,9 +52,9 @@ REPLAY_FAULTS = (
     ),
     Fault(
         "the reference policy is routed as the engine was",
-        "worker/rljob_worker/trainer/trainer.py",
-        "self._forward(step.updates, sampling, own_routing=True)",
-        "self._forward(step.updates, sampling)",
+        "worker/rljob_worker/trainer/forward_passes.py",
+        "self._log_probs(_with_own_routing(updates), sampling)",
+        "self._log_probs([one for update in updates for one in update.micro_batches], sampling)",
         f"{TRAINER}::test_the_reference_policy_chooses_its_own_experts",
     ),
 )

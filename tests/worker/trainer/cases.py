@@ -28,6 +28,7 @@ from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.trainer.megatron import rank_state
 from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
+from rljob_worker.trainer.objective import LogProbs
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
 
@@ -398,7 +399,9 @@ def rounded_replay(process: Process) -> Result:
 
     def log_probs(experts: torch.Tensor | None) -> torch.Tensor:
         maps.clear()
-        (row,) = trainer.backend.forward([replace(whole, experts=experts)], trainer._log_probs_of(SAMPLING))
+        (row,) = trainer.backend.forward(
+            [replace(whole, experts=experts)], LogProbs(SAMPLING, trainer.passes.vocab_size)
+        )
         return row
 
     before = log_probs(None)

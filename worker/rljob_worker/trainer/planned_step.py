@@ -9,10 +9,12 @@ from torch import Tensor
 
 from rljob_api.json_types import Json
 from rljob_api.spec import RLJobSpec
-from rljob_worker.trainer.batches import Update
+from rljob_worker.trainer.backend import TrainerBackend
+from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
+from rljob_worker.trainer.dealing import Dealing
 from rljob_worker.trainer.objective import PolicyLoss, mean_over_updates
 from rljob_worker.trainer.step_updates import Applied
-from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
+from rljob_worker.types import FloatArray, SamplingParams, StepMetrics, TrainBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,30 @@ class PlannedStep:
     """Under the starting weights."""
     taught: bool = False
     """Whether micro-batches have the teacher's tables."""
+
+    @classmethod
+    def of(
+        cls, batch: TrainBatch, backend: TrainerBackend, spec: RLJobSpec, advantages: FloatArray | None
+    ) -> PlannedStep:
+        """Plan this rank's share of a batch.
+
+        Args:
+            batch: all samples of the step.
+            backend: computes the share.
+            spec: the job.
+            advantages: of all response tokens [n], in the place of the batch's; None: those.
+
+        Raises:
+            RuntimeError: the job's routers follow the engine's, and the batch has no experts.
+        """
+        if spec.rollout.router_replay and batch.experts is None:
+            raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
+        packed = PackedBatch(batch)
+        if advantages is not None:
+            packed.advantages = advantages
+        layout = backend.layout
+        dealing = dealing_of(backend, spec, layout.samples)
+        return cls(batch, plan_step(packed, spec.training.global_batch_size, dealing, layout.samples_rank))
 
     def teach(self, found: Sequence[Tensor]) -> None:
         """Give micro-batches the teacher's tables [n, c], on the host. Stages before the last have none."""
@@ -80,3 +106,16 @@ class PlannedStep:
         if ranks > 1:
             imbalance = sum(update.imbalance for update in self.updates) / len(self.updates)
         return StepMetrics(metrics, fault is None, detail, imbalance=imbalance)
+
+
+def dealing_of(backend: TrainerBackend, spec: RLJobSpec, parts: int) -> Dealing:
+    """By what samples are dealt out to `parts` ranks of the policy."""
+    layout, teacher = backend.layout, backend.teacher
+    return Dealing(
+        spec.training.max_tokens_per_micro_batch,
+        parts,
+        layout.pp,
+        lockstep=layout.ep > 1,
+        pair_cost=backend.pair_cost,
+        segment_cost=backend.segment_cost if teacher is None or teacher.segment_cost is not None else None,
+    )

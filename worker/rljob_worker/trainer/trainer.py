@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rljob_api import derived
 from rljob_api.json_types import JsonObject
-from rljob_api.spec import Divergence, RLJobSpec
+from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
 from rljob_worker.devices.profiling import ProfileOrder, ProfileResult, WorkProfiler
@@ -26,12 +25,11 @@ from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.models.pictures import PictureFacts, batch_pictures
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import TrainerBackend
-from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
 from rljob_worker.trainer.build import builder
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.critic import Critic
-from rljob_worker.trainer.dealing import Dealing, plan_update
-from rljob_worker.trainer.objective import LogProbs, PolicyLoss, TeacherTables, reported_log_probs
+from rljob_worker.trainer.forward_passes import ForwardPasses
+from rljob_worker.trainer.objective import PolicyLoss, reported_log_probs
 from rljob_worker.trainer.planned_step import PlannedStep
 from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
@@ -118,10 +116,7 @@ class Trainer:
             notices=self._notices,
         )
         self.backend: TrainerBackend = backend
-        self._vocab_size = backend.vocab_size
-        if backend.teacher is not None:
-            # Of a family's models the larger vocabulary ends in padding, which has no token.
-            self._vocab_size = min(self._vocab_size, backend.teacher.vocab_size)
+        self.passes = ForwardPasses(backend, self.spec)
         self._updates = StepUpdates(backend, self.spec.training.optimizer, self._total_updates)
         self._critic = self._critic_of(backend)
         self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
@@ -182,16 +177,8 @@ class Trainer:
         """The step of a batch: planned once for its forward passes and `train`, and kept in `planned` until then."""
         if self.planned is not None and self.planned.batch is batch:
             return self.planned
-        if self.spec.rollout.router_replay and batch.experts is None:
-            raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
-        packed = PackedBatch(batch)
-        if self._critic is not None:
-            packed.advantages = self._critic.advantages_of(batch)
-        layout = self.backend.layout
-        updates = plan_step(
-            packed, self.spec.training.global_batch_size, self._dealing(layout.samples), layout.samples_rank
-        )
-        self.planned = PlannedStep(batch, updates)
+        advantages = None if self._critic is None else self._critic.advantages_of(batch)
+        self.planned = PlannedStep.of(batch, self.backend, self.spec, advantages)
         return self.planned
 
     def values(self, batch: TrainBatch) -> None:
@@ -230,22 +217,13 @@ class Trainer:
         """Log-probabilities of the coming `train` call's batch under the starting weights; kept here. Collective."""
         with self._computing("ref_log_probs"):
             step = self.plan(batch)
-            with torch.no_grad(), self.backend.reference():
-                # As the reference policy itself would: its routers are not those of the engine.
-                step.reference_log_probs = self._forward(step.updates, sampling, own_routing=True)
+            step.reference_log_probs = self.passes.reference_log_probs(step.updates, sampling)
 
     def teacher_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """The teacher's probabilities for the coming `train` call's batch; kept here, on the host. Collective."""
-        teacher, distill = self.backend.teacher, self.spec.algorithm.distill
-        assert teacher is not None
-        assert distill is not None
-        top = distill.top_k if distill.divergence is Divergence.TOP_K else 0
         with self._computing("teacher_log_probs"):
             step = self.plan(batch)
-            flat = [one.with_own_routing() for update in step.updates for one in update.micro_batches]
-            with torch.no_grad(), teacher.present():
-                found = teacher.forward(flat, TeacherTables(sampling, self._vocab_size, top))
-            step.teach(found)
+            step.teach(self.passes.teacher_tables(step.updates, sampling))
 
     def log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch before its updates; kept here. Collective.
@@ -255,7 +233,7 @@ class Trainer:
         with self._computing("log_probs"):
             step = self.plan(batch)
             if self._algorithm.needs_old_log_probs(len(step.updates)):
-                step.old_log_probs = self._forward(step.updates, sampling)
+                step.old_log_probs = self.passes.log_probs(step.updates, sampling)
 
     def train(self, batch: TrainBatch, sampling: SamplingParams, version: int, reported: int = 0) -> StepMetrics:
         """All optimizer updates of a step; collective.
@@ -280,7 +258,7 @@ class Trainer:
             step = self.plan(batch)
             try:
                 self._check_inputs(step)
-                losses = step.losses(self.spec, sampling, self._vocab_size, version, reported)
+                losses = step.losses(self.spec, sampling, self.passes.vocab_size, version, reported)
                 applied = self._apply(step, losses)
                 layout = self.backend.layout
                 # Of ranks that computed the same values, one.
@@ -310,29 +288,11 @@ class Trainer:
             N arrays [length - 1] float32, the same on all ranks.
         """
         with self._computing("score"):
-            count = len(token_lists)
             tokens = [np.asarray(tokens, dtype=np.int64) for tokens in token_lists]
             seen = None
             if pictures is not None:
                 seen = batch_pictures(tokens, pictures, PictureFacts.of_folder(self._model_folder))
-            packed = PackedBatch(
-                TrainBatch.of_responses(
-                    tokens,
-                    np.ones(count, dtype=np.int64),
-                    [np.zeros(len(tokens) - 1, dtype=np.float32) for tokens in token_lists],
-                    np.zeros(count, dtype=np.float32),
-                    pictures=seen,
-                )
-            )
-            groups = plan_update(packed.inputs, self._dealing(parts=1), 0)
-            micro_batches = [packed.micro_batch(group) for group in groups]
-            rows = self.backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
-            values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
-            self.backend.from_output_rank(values)
-        ends = np.cumsum(packed.responses[np.concatenate(groups)])
-        parts = np.split(values.numpy(), ends[:-1])
-        by_sample = dict(zip(np.concatenate(groups).tolist(), parts, strict=True))
-        return [by_sample[i].astype(np.float32, copy=True) for i in range(count)]
+            return self.passes.score(tokens, sampling or SamplingParams(max_tokens=1), seen)
 
     # --- weight hand-over -------------------------------------------------------------------
 
@@ -407,31 +367,6 @@ class Trainer:
             return None
         total, longest = self.spec.steps * settings.updates_per_step, derived.longest_sampled(self.spec)
         return Critic(backend.critic, self.spec, settings, backend.layout, total, longest)
-
-    def _dealing(self, parts: int) -> Dealing:
-        """Between `parts` ranks."""
-        layout, bound = self.backend.layout, self.spec.training.max_tokens_per_micro_batch
-        teacher = self.backend.teacher
-        return Dealing(
-            bound,
-            parts,
-            layout.pp,
-            lockstep=layout.ep > 1,
-            pair_cost=self.backend.pair_cost,
-            segment_cost=self.backend.segment_cost if teacher is None or teacher.segment_cost is not None else None,
-        )
-
-    def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
-        return LogProbs(sampling, self._vocab_size)
-
-    def _forward(
-        self, updates: list[Update], sampling: SamplingParams, *, own_routing: bool = False
-    ) -> list[list[Tensor]]:
-        flat = [micro_batch for update in updates for micro_batch in update.micro_batches]
-        if own_routing:
-            flat = [micro_batch.with_own_routing() for micro_batch in flat]
-        rows = iter(self.backend.forward(flat, self._log_probs_of(sampling)))
-        return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
     def _apply(self, step: PlannedStep, losses: Sequence[PolicyLoss]) -> Applied:
         """Update the policy; where it stays as before the step, so does the critic."""
