@@ -143,7 +143,7 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     trainer.log_probs(batch, SAMPLING)
     planned = trainer.plan(batch)
     updates = planned.updates
-    (loss,) = planned.losses(trainer.spec, SAMPLING, trainer.passes.vocab_size, 2, 0)
+    loss = planned.losses(trainer.spec, SAMPLING, trainer.passes.vocab_size, 2, 0)[0]
     backend: Any = trainer.backend
     rows = backend.pipeline.forward_backward(updates[0].micro_batches, loss)
     metrics = backend._updater._reduction.reduce(loss.names, rows)
