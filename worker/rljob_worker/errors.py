@@ -57,6 +57,18 @@ class StopRequested(Exception):
     exit_code = ExitCode.STOPPED
 
 
+class StoppedEarly(KeyboardInterrupt):
+    """The process was asked to stop (SIGTERM) before there was anything to save.
+
+    Whatever lets Ctrl-C through lets it through too.
+    """
+
+    exit_code = ExitCode.STOPPED
+
+    def __str__(self) -> str:
+        return "stopped as asked, before anything was started"
+
+
 class WeightSyncError(JobError):
     """A weight sync failed; engines that took part are unusable until a later sync succeeds."""
 

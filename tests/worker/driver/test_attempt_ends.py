@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,11 @@ from rljob_api import RLJob
 from rljob_api.validation import load_manifest
 from rljob_api.wire.run_status import RunOutcome
 from rljob_worker.checkpoints.run_folder import RunFolder
+from rljob_worker.cli.main import main
 from rljob_worker.cluster.ray_session import RaySession
-from rljob_worker.driver import attempt
-from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.driver import attempt, run
+from rljob_worker.driver.stop import stopping_at_once
+from rljob_worker.errors import AwayError, JobError, StoppedEarly, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.steps import StepLog
 
@@ -86,6 +89,19 @@ def _signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def _asked_twice(*_: object, **__: object) -> None:
+    """Be asked to stop, and once more while what was begun is undone."""
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+    pytest.fail("it goes on")
+
+
+def _raising(error: Exception, *_: object, **__: object) -> None:
+    raise error
+
+
 def test_an_error_that_nobody_foresaw_is_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +140,46 @@ def test_a_stop_while_ray_starts_is_obeyed_once_it_has(tmp_path: Path, monkeypat
     around = Surroundings(tmp_path, monkeypatch, AssertionError("it trains"), ray)
     outcome = around.attempt.run()
     assert (outcome.exit_code, outcome.message) == (75, "stopped as asked; nothing new")
+    assert around.last() == ("end", "Stopped")
+
+
+def test_a_stop_while_inputs_are_read_leaves_nothing_of_a_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "read_inputs", _asked_twice)
+    before = signal.getsignal(signal.SIGTERM)
+    code = main(["run", str(manifest(tmp_path)), "--output", str(tmp_path / "run")])
+    assert (code, (tmp_path / "run").exists()) == (75, False)
+    assert capsys.readouterr().err.endswith("rljob: stopped as asked, before anything was started\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("read", "code", "event", "told"),
+    [
+        (lambda *_, **__: _asked_twice(), 75, "end", RunOutcome.STOPPED),
+        (lambda *_, **__: signal.raise_signal(signal.SIGINT), 130, "failed", "KeyboardInterrupt: "),
+        (partial(_raising, AwayError("judge: no answer")), 1, "failed", "JobError: judge: no answer"),
+        (partial(_raising, UserError("data: no row")), 2, "failed", "UserError: data: no row"),
+    ],
+)
+def test_an_end_while_inputs_are_read_is_an_event_of_a_run_that_is_continued(
+    read: Callable[..., Any], code: int, event: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = manifest(tmp_path)
+    RunFolder(tmp_path / "run", load_manifest(path.read_text()), False).close()
+    monkeypatch.setattr(run, "read_inputs", read)
+    assert main(["run", str(path), "--output", str(tmp_path / "run"), "--resume"]) == code
+    (last,) = events(tmp_path / "run")
+    assert (last["attempt"], last["event"], last.get("message", last.get("outcome"))) == (2, event, told)
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_stop_before_ray_is_started_is_an_event_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings(tmp_path, monkeypatch, AssertionError("it trains"))
+    monkeypatch.setattr(attempt, "Records", _asked_twice)
+    with stopping_at_once(), pytest.raises(StoppedEarly):
+        around.attempt.run()
     assert around.last() == ("end", "Stopped")
 
 

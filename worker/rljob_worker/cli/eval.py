@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest, without_outlets
 from rljob_worker.cli.named_checkpoint import is_run, named_checkpoint
 from rljob_worker.cli.trust import add_trust_argument
+from rljob_worker.driver.stop import stopping_at_once
 from rljob_worker.errors import UserError, no_folder
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.set_defaults(run=run)
 
 
+@stopping_at_once()
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and show what came of it."""
     from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE

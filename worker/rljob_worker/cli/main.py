@@ -15,7 +15,7 @@ from pathlib import Path
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import close_standard_input
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import JobError, StoppedEarly, UserError
 from rljob_worker.host.files import explained
 from rljob_worker.host.processes import hide_memory
 from rljob_worker.host.streams import open_standard_streams
@@ -32,7 +32,8 @@ _EXIT_CODES = """exit codes:
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
   5   a weight hand-over failed, or its verification found wrong weights
-  75  stopped as asked (SIGTERM, Ctrl-C) after saving; --resume continues
+  75  stopped as asked (SIGTERM, Ctrl-C) after saving, or (SIGTERM) before anything was started;
+      --resume continues
   130 interrupted (Ctrl-C) before anything was started"""
 
 
@@ -151,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A library that ends the process must not make a success of a job that is not done.
         print(f"rljob: ended by sys.exit({error.code!r}) before it was done", file=sys.stderr)
         return ExitCode.FAILED
+    except StoppedEarly as error:
+        print(f"rljob: {error}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rljob_api.how_many import how_many
 from rljob_worker.cli.manifest import folder_name, without_outlets
 from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
+from rljob_worker.driver.stop import stopping_at_once
 
 if TYPE_CHECKING:
     from rljob_api import RLJob
@@ -48,6 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.set_defaults(run=run)
 
 
+@stopping_at_once()
 def run(arguments: argparse.Namespace) -> int:
     """Replay the step."""
     from rich.console import Console

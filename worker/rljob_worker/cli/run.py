@@ -19,6 +19,7 @@ from rljob_worker.cli.halves import add_half_arguments, check_half, half_inputs,
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.cli.sweep import add_sweep_argument, run_sweep, without_rows
 from rljob_worker.cli.trust import add_trust_argument, trusting
+from rljob_worker.driver.stop import stopping_at_once
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
 from rljob_worker.waiting import waiting_for
@@ -77,6 +78,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.set_defaults(run=run)
 
 
+@stopping_at_once()
 def run(arguments: argparse.Namespace) -> int:
     """Run the job and draw its report."""
     if arguments.resume and arguments.output is None:

@@ -31,7 +31,7 @@ from rljob_worker.cluster.cluster import LEAVE_SECONDS, Cluster
 from rljob_worker.cluster.ray_session import RaySession, connected, embedded
 from rljob_worker.cluster.ray_watch import RayWatch
 from rljob_worker.driver.job import Job, Surroundings
-from rljob_worker.driver.outcome import Outcome, failed, with_all_records
+from rljob_worker.driver.outcome import Outcome, failed, with_all_records, write_end
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import StopRequested
 from rljob_worker.host.files import WriteFailures
@@ -87,12 +87,14 @@ class Attempt:
     def run(self) -> Outcome:
         """Start the processes, train, and end them. Errors are the outcome, also those that nobody foresaw."""
         with ExitStack() as stack:
-            records = Records(self, stack)
+            metrics = JobMetrics(self.spec.steps)
+            events = EventLog(self.folder.path, self.folder.attempt, metrics.event, self.failures)
+            stack.callback(events.close)
             try:
-                return self._run(records, stack)
+                return self._run(Records(self, metrics, events, stack), stack)
             except BaseException as error:
-                # Ray did not start, or a library ended the process.
-                records.events.write("failed", message=f"{type(error).__name__}: {error}")
+                # A stop before its handler was there, Ray did not start, or a library ended the process.
+                write_end(events, error)
                 raise
 
     def _run(self, records: Records, stack: ExitStack) -> Outcome:
@@ -213,15 +215,15 @@ class Records:
 
     Args:
         attempt: the attempt; the records of those before it are read.
+        metrics: which get the records.
+        events: of the attempt.
         stack: closed when the attempt is over.
     """
 
-    def __init__(self, attempt: Attempt, stack: ExitStack) -> None:
+    def __init__(self, attempt: Attempt, metrics: JobMetrics, events: EventLog, stack: ExitStack) -> None:
         spec, path, failures = attempt.spec, attempt.folder.path, attempt.failures
         name = attempt.manifest.metadata.name
-        self.metrics = JobMetrics(spec.steps)
-        self.events = EventLog(path, attempt.folder.attempt, self.metrics.event, failures)
-        stack.callback(self.events.close)
+        self.metrics, self.events = metrics, events
         failures.tell = self._write_failed
         earlier = attempt.log.records()
         for record in earlier:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
 from rljob_worker.checkpoints.run_folder import RunFolder
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import JobError, StoppedEarly, UserError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.events import EventLog
 from rljob_worker.records.steps import RECORDS, StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.rollouts.inputs import Inputs
@@ -37,6 +38,14 @@ def failed(error: Exception) -> Outcome:
     logger.error("an error of the driver itself", exc_info=error)
     said = f"{type(error).__name__}: {error} (an error of the driver itself; its log has the traceback)"
     return Outcome(ExitCode.FAILED, RunOutcome.FAILED, said)
+
+
+def write_end(events: EventLog, error: BaseException) -> None:
+    """Write the event of an attempt that `error` ends before it has an outcome."""
+    if isinstance(error, StoppedEarly):
+        events.write("end", outcome=RunOutcome.STOPPED)
+    else:
+        events.write("failed", message=f"{type(error).__name__}: {error}")
 
 
 def with_all_records(outcome: Outcome, log: StepLog, failures: WriteFailures) -> Outcome:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from rljob_worker.driver.attempt import Attempt
 from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.loops import LOOPS
-from rljob_worker.driver.outcome import Outcome, conclude
+from rljob_worker.driver.outcome import Outcome, conclude, write_end
 from rljob_worker.driver.preflight import apply_environment, check_layout, check_port, check_trackers
 from rljob_worker.errors import AwayError, JobError, UserError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.events import EventLog
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import Sink
 from rljob_worker.rollouts.inputs import Inputs
+
+logger = logging.getLogger(__name__)
 
 
 def run_job(
@@ -73,21 +77,13 @@ def run_job(
         if folder.is_new and (seen := folder.open_to_others()):
             on_event(f"other users of this machine can read {' and '.join(map(str, seen))} (chmod 700 shuts them out)")
         on_event("reading model, tokenizer and data")
-        try:
+        with _before_the_attempt(folder):
             inputs = read_inputs(job.spec, folder.path, saves=not engines_alone)
             _check_same_data(folder, inputs)
             check(job.spec, inputs)
             inputs.labels.run()
             if folder.attempt == 1:
                 inputs.labels.refuse()
-        except AwayError as error:
-            folder.discard_if_new()
-            if folder.is_new:
-                raise
-            raise JobError(str(error)) from None
-        except Exception:
-            folder.discard_if_new()
-            raise
         stack.callback(inputs.rewards.close)
         if inputs.group_filter is not None:
             stack.callback(inputs.group_filter.close)
@@ -101,6 +97,27 @@ def run_job(
             job, folder, inputs, log, failures, on_record, on_event, made, engines_alone, address, loop is None
         )
         return conclude(attempt.run(), folder, inputs, log, failures)
+
+
+@contextmanager
+def _before_the_attempt(folder: RunFolder) -> Iterator[None]:
+    """However this block ends, a new folder is left as it was, and one that is continued has an event of it."""
+    try:
+        yield
+    except BaseException as error:
+        if folder.is_new:
+            folder.discard_if_new()
+            raise
+        said = JobError(str(error)) if isinstance(error, AwayError) else error
+        try:
+            events = EventLog(folder.path, folder.attempt)
+            write_end(events, said)
+            events.close()
+        except OSError as unwritten:
+            logger.warning("%s: %s: no event says how the attempt ended", unwritten.filename, unwritten.strerror)
+        if said is error:
+            raise
+        raise said from None
 
 
 def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:

@@ -8,10 +8,34 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from rljob_api.wire.exit_codes import ExitCode
+from rljob_worker.errors import StoppedEarly
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """A block in which there is nothing to save: the first SIGTERM raises `StoppedEarly`, later ones change nothing.
+
+    A handler that was installed inside of the block stays.
+    """
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise StoppedEarly
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, before)
 
 
 class StopSignal:
