@@ -28,7 +28,7 @@ from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.models.random_model import make_random_model
-from rljob_worker.models.trained import check_trained_sizes, trained_model
+from rljob_worker.models.trained import TrainedModel, check_trained_sizes, trained_model
 from rljob_worker.rewards.group_filter import group_filter_of
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.model_judge import model_judge
@@ -69,46 +69,21 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         check_json_files(here)
     with waiting_for("the tokenizer of spec.model"):
         prepare_tokenizer(spec, own, environments.spoken() if spec.model.random is not None else ())
-    if spec.model.random is None:
-        model_folder = checkpoint_folder(spec.model)
-        check_json_files(model_folder)
-        shutil.copyfile(model_folder / "config.json", own / "config.json")
-    else:
-        model_folder = own
-        if not (own / "config.json").is_file():
-            make_random_model(spec.model.random, own, own)
-    # Of a local folder and of random weights the command line has looked at it already.
-    for finding in parallel_findings(read_hf_config(model_folder), spec):
-        raise UserError(f"{path_text(('spec', *finding.path))}: {finding.wrong}; allowed: {finding.allowed}")
-    training = spec.training
-    model = trained_model(training.backend, model_folder)
-    check_trained_sizes(model, training)
-    size = checkpoint_bytes(model, training.precision, training.lora)
-    if spec.rollout.router_replay and not any(model.moe_layers):
-        raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")
-    engine_platform(device_kind(spec.resources).name).check_model(spec, model)
+    model_folder = _model_folder(spec.model, own)
+    model = _checked_model(spec, model_folder)
+    size = checkpoint_bytes(model, spec.training.precision, spec.training.lora)
     tokenizer = load_tokenizer(own)
     check_engine_arguments(list(spec.rollout.engine_args))
     if spec.model.random is None:
-        with waiting_for(f"the weights in {model_folder} to be looked at"):
-            check_hf_weights(model_folder, model)
-        if len(tokenizer) > model.vocab_size:
-            raise UserError(
-                f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
-                "(vocab_size of its config.json): they are not of one model"
-            )
+        _check_weights(model_folder, model, tokenizer)
     length = max_model_length(spec, model)
     beside, of_critic = critic_start(spec, tokenizer, model_folder, length)
-    size += of_critic
     taught_by = teacher_folder(spec, tokenizer, model, length)
     judge = model_judge(spec)
     if saves:
-        check_room(spec, folder, size)
+        check_room(spec, folder, size + of_critic)
     limit = longest_prompt(spec, model)
-    evaluation_limit = limit
-    if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
-        field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
-        evaluation_limit = room_for_prompts(length, field, tokens)
+    evaluation_limit = _longest_evaluated(spec, limit, length)
     pictures = _pictures(spec, model, model_folder, tokenizer)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
         tools = environments.tools()
@@ -145,6 +120,49 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         worlds=worlds,
         pictures=pictures,
     )
+
+
+def _model_folder(model: ModelSpec, own: Path) -> Path:
+    """The folder with the starting weights: `own` with random ones, or a checkpoint whose config is copied there."""
+    if model.random is None:
+        folder = checkpoint_folder(model)
+        check_json_files(folder)
+        shutil.copyfile(folder / "config.json", own / "config.json")
+        return folder
+    if not (own / "config.json").is_file():
+        make_random_model(model.random, own, own)
+    return own
+
+
+def _checked_model(spec: RLJobSpec, folder: Path) -> TrainedModel:
+    """The model of a folder; UserError where trainers or engines cannot have it as the job says."""
+    # Of a local folder and of random weights the command line has looked at it already.
+    for finding in parallel_findings(read_hf_config(folder), spec):
+        raise UserError(f"{path_text(('spec', *finding.path))}: {finding.wrong}; allowed: {finding.allowed}")
+    model = trained_model(spec.training.backend, folder)
+    check_trained_sizes(model, spec.training)
+    if spec.rollout.router_replay and not any(model.moe_layers):
+        raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")
+    engine_platform(device_kind(spec.resources).name).check_model(spec, model)
+    return model
+
+
+def _check_weights(folder: Path, model: TrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """UserError where a checkpoint is not whole, or has a tokenizer of another model."""
+    with waiting_for(f"the weights in {folder} to be looked at"):
+        check_hf_weights(folder, model)
+    if len(tokenizer) > model.vocab_size:
+        raise UserError(
+            f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
+            "(vocab_size of its config.json): they are not of one model"
+        )
+
+
+def _longest_evaluated(spec: RLJobSpec, trained: int, length: int) -> int:
+    """Tokens of an evaluation's longest prompt: as `trained`, or what answers of its own leave of `length`."""
+    if spec.evaluation is None or spec.evaluation.max_response_tokens is None:
+        return trained
+    return room_for_prompts(length, "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens)
 
 
 def _pictures(
