@@ -25,7 +25,7 @@ from rljob_worker.flow.pool import PoolState
 from rljob_worker.host.files import WriteFailures, sync_file
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.events import EventLog
-from rljob_worker.records.http import _handler
+from rljob_worker.records.http import _Handler
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rollouts.step import Progress
@@ -111,8 +111,8 @@ class Driver:
         if unrecorded is not None:
             self.records.recover(unrecorded, {})
         self.clock.restart()
-        self._server = SimpleNamespace(log=self.log, status=self.status, token=_TOKEN, local=False, last_read=-1)
-        self._http = _handler(cast("Any", self._server))
+        self._served = SimpleNamespace(log=self.log, status=self.status, last_read=-1)
+        self._server = SimpleNamespace(driver=self._served, token=_TOKEN, local=False)
         self._now, self.done_at = now, now()
 
     @property
@@ -122,7 +122,7 @@ class Driver:
     @property
     def all_read(self) -> bool:
         """Whether the operator has asked for the last record."""
-        return bool(self._server.last_read >= len(self.log) - 1)
+        return bool(self._served.last_read >= len(self.log) - 1)
 
     def step(self) -> None:
         """Train a step, save when it is due, write its record: in the order of `driver/loops/colocated.py`."""
@@ -164,7 +164,7 @@ class Driver:
         """Status and content of the answer to a request."""
         headers = f"Connection: close\r\nAuthorization: Bearer {_TOKEN}\r\n"
         connection = _Connection(f"{method} {path} HTTP/1.1\r\n{headers}\r\n".encode())
-        self._http(cast("Any", connection), ("operator", 0), cast("Any", self._server))
+        _Handler(cast("Any", connection), ("operator", 0), cast("Any", self._server))
         answer = HTTPResponse(cast("Any", _Connection(bytes(connection.sent))))
         answer.begin()
         return answer.status, answer.read()

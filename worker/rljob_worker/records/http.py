@@ -100,7 +100,7 @@ class DriverServer:
         self.token = secrets.token_hex(32) if token is None else token.strip()
         self.last_read = -1
         try:
-            self._server = GuardedServer((host, port), _handler(self), self.token)
+            self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"spec.records.httpHost {host}, spec.records.httpPort {port}: cannot listen there: {error}; "
@@ -163,79 +163,86 @@ def _first_of(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def _handler(server: DriverServer) -> type[GuardedHandler]:
-    class Handler(GuardedHandler):
-        token_headers = names.TOKEN_HEADERS
-        routes = _ROUTES
-        without_token = _PROBES
+class _Server(GuardedServer):
+    def __init__(self, address: tuple[str, int], driver: DriverServer) -> None:
+        super().__init__(address, _Handler, driver.token)
+        self.driver = driver
 
-        def serve(self, path: str, query: str) -> None:
-            if path == names.HEALTH_PATH:
-                self.answer({"ok": True})
-            elif path == names.READY_PATH:
-                ready = server.status().ready
-                self.answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
-            elif path == names.STATUS_PATH:
-                self.answer(server.status().to_json())
-            elif path == names.STEPS_PATH:
-                self._steps(query)
-            elif path == names.METRICS_PATH:
-                self.send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
-            elif path == names.ENGINE_NODES_PATH:
-                self._engine_nodes(query)
-            elif path == names.PROFILE_PATH:
-                self._profile(query)
-            elif path == names.TRACE_PATH:
-                self._trace()
-            else:
-                server.request_checkpoint()
-                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
-        def _engine_nodes(self, query: str) -> None:
-            wanted = self._whole(query, "wanted", "")
-            if wanted is None:
-                return
-            try:
-                server.want_engine_nodes(wanted)
-            except UserError as error:
-                self.refuse(HTTPStatus.CONFLICT, str(error))
-            else:
-                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
+class _Handler(GuardedHandler):
+    server: _Server
+    token_headers = names.TOKEN_HEADERS
+    routes = _ROUTES
+    without_token = _PROBES
 
-        def _trace(self) -> None:
-            try:
-                self.send(server.trace(), "application/gzip", HTTPStatus.OK)
-            except UserError as error:
-                self.refuse(HTTPStatus.CONFLICT, str(error))
-            except JobError as error:
-                self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+    def serve(self, path: str, query: str) -> None:
+        """Answer one of the routes."""
+        driver = self.server.driver
+        if path == names.HEALTH_PATH:
+            self.answer({"ok": True})
+        elif path == names.READY_PATH:
+            ready = driver.status().ready
+            self.answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        elif path == names.STATUS_PATH:
+            self.answer(driver.status().to_json())
+        elif path == names.STEPS_PATH:
+            self._steps(query)
+        elif path == names.METRICS_PATH:
+            self.send(driver.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
+        elif path == names.ENGINE_NODES_PATH:
+            self._engine_nodes(query)
+        elif path == names.PROFILE_PATH:
+            self._profile(query)
+        elif path == names.TRACE_PATH:
+            self._trace()
+        else:
+            driver.request_checkpoint()
+            self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
-        def _profile(self, query: str) -> None:
-            try:
-                server.request_profile(parse_request(parse_qs(query, keep_blank_values=True)))
-            except BusyError as error:
-                self.refuse(HTTPStatus.CONFLICT, str(error))
-            except UserError as error:
-                self.refuse(HTTPStatus.BAD_REQUEST, str(error))
-            else:
-                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
+    def _engine_nodes(self, query: str) -> None:
+        wanted = self._whole(query, "wanted", "")
+        if wanted is None:
+            return
+        try:
+            self.server.driver.want_engine_nodes(wanted)
+        except UserError as error:
+            self.refuse(HTTPStatus.CONFLICT, str(error))
+        else:
+            self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
-        def _whole(self, query: str, name: str, default: str) -> int | None:
-            """A number of the query; None: it was refused."""
-            given = parse_qs(query, keep_blank_values=True).get(name, [default])[-1]
-            try:
-                return int(given)
-            except ValueError:
-                self.refuse(HTTPStatus.BAD_REQUEST, f"{name}: {given[:80]!r} is not a whole number")
-                return None
+    def _trace(self) -> None:
+        try:
+            self.send(self.server.driver.trace(), "application/gzip", HTTPStatus.OK)
+        except UserError as error:
+            self.refuse(HTTPStatus.CONFLICT, str(error))
+        except JobError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-        def _steps(self, query: str) -> None:
-            after = self._whole(query, "after", "-1")
-            if after is None:
-                return
-            lines = _first_of(server.log.after(after)[:PAGE])
-            self.send(page_text(lines, len(server.log)).encode(), "application/json", HTTPStatus.OK)
-            if lines and names.PEEK_HEADER not in self.headers:
-                server.last_read = max(server.last_read, max(after, -1) + len(lines))
+    def _profile(self, query: str) -> None:
+        try:
+            self.server.driver.request_profile(parse_request(parse_qs(query, keep_blank_values=True)))
+        except BusyError as error:
+            self.refuse(HTTPStatus.CONFLICT, str(error))
+        except UserError as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        else:
+            self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
-    return Handler
+    def _whole(self, query: str, name: str, default: str) -> int | None:
+        """A number of the query; None: it was refused."""
+        given = parse_qs(query, keep_blank_values=True).get(name, [default])[-1]
+        try:
+            return int(given)
+        except ValueError:
+            self.refuse(HTTPStatus.BAD_REQUEST, f"{name}: {given[:80]!r} is not a whole number")
+            return None
+
+    def _steps(self, query: str) -> None:
+        after = self._whole(query, "after", "-1")
+        if after is None:
+            return
+        driver = self.server.driver
+        lines = _first_of(driver.log.after(after)[:PAGE])
+        self.send(page_text(lines, len(driver.log)).encode(), "application/json", HTTPStatus.OK)
+        if lines and names.PEEK_HEADER not in self.headers:
+            driver.last_read = max(driver.last_read, max(after, -1) + len(lines))
