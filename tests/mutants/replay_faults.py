@@ -24,9 +24,9 @@ REPLAY_FAULTS = (
     ),
     Fault(
         "experts of the dense layers kept",
-        "worker/rljob_worker/engine/engine.py",
-        "np.flatnonzero(ModelFacts.from_hf(self.model_folder).moe_layers)",
-        "np.arange(ModelFacts.from_hf(self.model_folder).num_layers)",
+        "worker/rljob_worker/engine/loaded_model.py",
+        "np.flatnonzero(ModelFacts.from_hf(folder).moe_layers)",
+        "np.arange(ModelFacts.from_hf(folder).num_layers)",
         f"{RETURNED}::test_experts_are_those_of_transformers_router",
     ),
     Fault(

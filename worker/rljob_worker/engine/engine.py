@@ -7,9 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from rljob_api import derived
 from rljob_api.json_types import JsonObject
@@ -17,24 +15,18 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import check_profile, get_device
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.devices.profiling import ProfileOrder, ProfileResult
-from rljob_worker.engine.adapters import load_policy_adapter
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.device_extension import DeviceWorkerExtension
-from rljob_worker.engine.generation import StepLoop
-from rljob_worker.engine.pictures import PictureFeatures
+from rljob_worker.engine.loaded_model import LoadedModel
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.profiler import EngineProfiler
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
-from rljob_worker.engine.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.engine.serial_calls import SerialCalls
 from rljob_worker.engine.service import OnFinished, OnIdle, RequestService
 from rljob_worker.engine.states import EngineState
-from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
-from rljob_worker.models.facts import ModelFacts
-from rljob_worker.models.pictures import PictureFacts
 from rljob_worker.types import (
     Cut,
     EngineReport,
@@ -53,7 +45,6 @@ from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 if TYPE_CHECKING:
-    from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine.llm_engine import LLMEngine
 
 M = TypeVar("M")
@@ -109,8 +100,7 @@ class Engine(SerialCalls):
         """Number of this engine among those that the route serves."""
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
-        self._service: RequestService | None = None
-        self._drafts = DraftCounts()
+        self._model: LoadedModel | None = None
         self._profiler = EngineProfiler(
             lambda method, arguments: self._engine.collective_rpc(method, args=tuple(arguments)),
             self.spec.rollout.tensor_parallel,
@@ -146,20 +136,18 @@ class Engine(SerialCalls):
                 self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-engine-")
             meet_in(Path(self._folder or self._meeting_place.name))
             self._engine = _build(arguments)
-            self._tokenizer = _load_tokenizer(Path(self.model_folder))
-            adapter = load_policy_adapter(self._engine, self.spec, Path(self.model_folder))
-            self._loop = StepLoop(
-                self._engine.engine_core, self._tokenizer, self._returned_layers(), adapter, self._pictures(arguments)
-            )
-            self._service = RequestService(self._loop)
-            self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
+            sees = "limit_mm_per_prompt" in arguments
+            model = LoadedModel(self._engine, self.spec, Path(self.model_folder), self._profiler, sees=sees)
+            self._model = model
+            self._sleep_controller = platform.sleep_controller()(self._engine, model.loop.drain)
             if self.spec.rollout.graph_mode:
                 self._sleep_controller.check_graphs()
             if self.devices is None:
                 self.devices = self._sleep_controller.devices()
             loaded = time.perf_counter()
             kv_cache_bytes = arguments.get("kv_cache_memory_bytes")
-            self._warm_up()
+            model.warm_up()
+            self._sleep_controller.after_warm_up()
             self._reaper.settled()
             self.weight_version = 0
             return EngineStarted(
@@ -168,7 +156,7 @@ class Engine(SerialCalls):
                 warmup_seconds=time.perf_counter() - loaded,
                 devices=tuple(self.devices),
                 threads=int(os.environ.get("OMP_NUM_THREADS", 0)),
-                max_model_length=self._max_length,
+                max_model_length=model.max_length,
                 max_sequences=max_sequences(self.spec),
                 kv_cache_bytes=(
                     kv_cache_bytes if isinstance(kv_cache_bytes, int) else self._sleep_controller.kv_cache_bytes()
@@ -236,30 +224,11 @@ class Engine(SerialCalls):
                 raise JobError(
                     f"rollout: engine-{self.index} holds weights of version {self.weight_version}, not {version}"
                 )
-
-            def check_all(requests: Sequence[GenerationRequest]) -> None:
-                check_requests(requests, sampling.max_tokens, self._max_length, self._vocab_size)
-
-            check_all(requests)
-            params = vllm_sampling(sampling, self._generation_config, self._end_token)
-            idle = self.requests.idle_seconds
-            with self._profiler.work():
-                generations = self.requests.run(
-                    requests,
-                    params,
-                    on_finished,
-                    cut=cut,
-                    more=check_all if more else None,
-                    on_idle=on_idle,
-                    version=version,
-                )
+            model = self._loaded()
+            idle = model.requests.idle_seconds
+            generations = model.generate(requests, sampling, version, on_finished, cut=cut, more=more, on_idle=on_idle)
             # What it waited for requests was no work.
-            self._busy -= self.requests.idle_seconds - idle
-            if self.spec.rollout.speculative is not None:
-                # All ranks guess and verify the same.
-                self._drafts += DraftCounts(
-                    *self._engine.collective_rpc(WorkerExtension.rljob_take_draft_counts.__name__)[0]
-                )
+            self._busy -= model.requests.idle_seconds - idle
             return generations
 
     def stream(
@@ -292,9 +261,7 @@ class Engine(SerialCalls):
     @property
     def requests(self) -> RequestService:
         """Requests that any thread may make of a running generation; RuntimeError before `start`."""
-        if self._service is None:
-            raise RuntimeError(f"engine-{self.index}: was not started")
-        return self._service
+        return self._loaded().requests
 
     def score(
         self, token_lists: Sequence[IntArray], pictures: Sequence[Sequence[Picture]] | None = None
@@ -309,29 +276,24 @@ class Engine(SerialCalls):
             N arrays [length - 1] float32.
         """
         with self._operation("score"):
-            seen = pictures or [()] * len(token_lists)
-            requests = [
-                GenerationRequest(tuple(int(token) for token in tokens), 0, pictures=tuple(own))
-                for tokens, own in zip(token_lists, seen, strict=True)
-            ]
-            check_requests(requests, 1, self._max_length, self._vocab_size)
-            return self._loop.score(requests, scoring_params())
+            return self._loaded().score(token_lists, pictures)
 
     def take_draft_counts(self) -> DraftCounts:
         """Guesses of speculative decoding since the last time."""
-        taken, self._drafts = self._drafts, DraftCounts()
+        model = self._loaded()
+        taken, model.drafts = model.drafts, DraftCounts()
         return taken
 
     def harvest(self, version: int) -> None:
         """End generations with these weights or earlier ones at their next step, also those that begin yet; they return
         what they have."""
-        if self._service is not None:
-            self._service.harvest_version(version)
+        if self._model is not None:
+            self._model.requests.harvest_version(version)
 
     def abort(self) -> None:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""
-        if self._service is not None:
-            self._service.abort()
+        if self._model is not None:
+            self._model.requests.abort()
 
     def profile(self, order: ProfileOrder | None) -> list[ProfileResult]:
         """Profile the next generation, or no more; what became of earlier orders. Thread-safe."""
@@ -410,25 +372,10 @@ class Engine(SerialCalls):
         answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
         return answers
 
-    def _pictures(self, arguments: Mapping[str, object]) -> PictureFeatures | None:
-        seeing = "limit_mm_per_prompt" in arguments
-        return PictureFeatures(PictureFacts.of_folder(self.model_folder)) if seeing else None
-
-    def _returned_layers(self) -> IntArray | None:
-        if not self.spec.rollout.router_replay:
-            return None
-        return np.flatnonzero(ModelFacts.from_hf(self.model_folder).moe_layers)
-
-    def _warm_up(self) -> None:
-        config = self._engine.model_config
-        self._max_length: int = config.max_model_len
-        self._vocab_size: int = config.get_vocab_size()
-        self._generation_config: Mapping[str, object] = config.try_get_generation_config()
-        self._end_token: int | None = getattr(self._tokenizer, "eos_token_id", None)
-        sampling = SamplingParams(max_tokens=2, ignore_eos=True)
-        params = vllm_sampling(sampling, self._generation_config, self._end_token)
-        self.requests.run([GenerationRequest((0,), 0)] * 2, params)
-        self._sleep_controller.after_warm_up()
+    def _loaded(self) -> LoadedModel:
+        if self._model is None:
+            raise RuntimeError(f"engine-{self.index}: was not started")
+        return self._model
 
 
 def _identity(spec: RLJobSpec, device: str | int) -> str:
@@ -457,13 +404,3 @@ def _build(arguments: Mapping[str, object]) -> LLMEngine:
 def _kv_cache_size(arguments: Mapping[str, object]) -> str:
     size = arguments.get("kv_cache_memory_bytes")
     return f"memoryFraction is {arguments['gpu_memory_utilization']}" if size is None else f"kvCacheBytes is {size}"
-
-
-def _load_tokenizer(folder: Path) -> TokenizerLike | None:
-    """The folder's tokenizer; None where it has no tokenizer files."""
-    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        return None
-    from transformers import AutoTokenizer
-
-    # vLLM's protocol asks for more than transformers' types declare.
-    return cast("TokenizerLike", AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
