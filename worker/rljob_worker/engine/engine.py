@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,12 @@ from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.device_extension import DeviceWorkerExtension
 from rljob_worker.engine.loaded_model import LoadedModel
-from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.profiler import EngineProfiler
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.engine.serial_calls import SerialCalls
 from rljob_worker.engine.service import OnFinished, OnIdle, RequestService
 from rljob_worker.engine.states import EngineState
+from rljob_worker.engine.vllm_process import VllmProcess
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
 from rljob_worker.types import (
@@ -37,9 +36,6 @@ from rljob_worker.types import (
     Picture,
     SamplingParams,
 )
-from rljob_worker.upstream.install import check, install
-from rljob_worker.upstream.patch import Process
-from rljob_worker.upstream.vllm_meeting import meet_in
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
@@ -116,30 +112,20 @@ class Engine(SerialCalls):
             UserError: vLLM refuses the engine arguments.
         """
         with self._operation("start"):
-            kind = device_kind(self.spec.resources).name
-            platform = engine_platform(kind)
-            platform.prepare()
-            # The workers install their own; here an error is told as one of the user's.
-            check(Process.ENGINE_WORKER, kind)
+            self._process = VllmProcess(device_kind(self.spec.resources).name, self._folder)
             arguments = engine_arguments(self.spec, self.model_folder)
             sweep_dead_engines()
             # It would override the KV cache size of the spec, in whole GiB.
             os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
             self._reaper = Reaper()
             begin = time.perf_counter()
-            import vllm  # noqa: F401
-
-            # vLLM checks that the kernels of its arguments are registered.
-            install(Process.ENGINE, kind)
+            self._process.import_vllm()
             imported = time.perf_counter()
-            if self._folder is None:
-                self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-engine-")
-            meet_in(Path(self._folder or self._meeting_place.name))
-            self._engine = _build(arguments)
+            self._engine = _build(self._process, arguments)
             sees = "limit_mm_per_prompt" in arguments
             model = LoadedModel(self._engine, self.spec, Path(self.model_folder), self._profiler, sees=sees)
             self._model = model
-            self._sleep_controller = platform.sleep_controller()(self._engine, model.loop.drain)
+            self._sleep_controller = self._process.platform.sleep_controller()(self._engine, model.loop.drain)
             if self.spec.rollout.graph_mode:
                 self._sleep_controller.check_graphs()
             if self.devices is None:
@@ -382,18 +368,13 @@ def _identity(spec: RLJobSpec, device: str | int) -> str:
     return device if isinstance(device, str) else get_device(spec.resources.profile.value, device).identity()
 
 
-def _build(arguments: Mapping[str, object]) -> LLMEngine:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+def _build(process: VllmProcess, arguments: Mapping[str, object]) -> LLMEngine:
     try:
-        make: Callable[..., EngineArgs] = EngineArgs
-        parsed = make(**arguments)
+        parsed = process.parsed(arguments)
     except TypeError as error:
         raise UserError(f"spec.rollout.engineArgs: {error}") from error
     try:
-        return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
+        return process.build(parsed)
     except ValueError as error:
         raise UserError(
             f"spec.rollout: vLLM refuses these settings (here {_kv_cache_size(arguments)}, and data.maxPromptTokens "

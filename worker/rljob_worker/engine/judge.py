@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rljob_api import derived
@@ -17,11 +15,9 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.reports import EngineSlept, EngineWoke
 from rljob_worker.engine.serial_calls import SerialCalls
+from rljob_worker.engine.vllm_process import VllmProcess
 from rljob_worker.errors import StopRequested, UserError
 from rljob_worker.models.judge_model import Said
-from rljob_worker.upstream.install import check, install
-from rljob_worker.upstream.patch import Process
-from rljob_worker.upstream.vllm_meeting import meet_in
 
 if TYPE_CHECKING:
     from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
@@ -77,18 +73,12 @@ class JudgeEngine(SerialCalls):
     def start(self) -> JudgeStarted:
         """Load the model and score a text; UserError where vLLM refuses the model or its settings."""
         with self._operation("start"):
-            kind = device_kind(self.spec.resources).name
-            platform = engine_platform(kind)
-            platform.prepare()
-            check(Process.ENGINE_WORKER, kind)
-            import vllm  # noqa: F401
-
-            install(Process.ENGINE, kind)
-            if self._folder is None:
-                self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-judge-")
-            meet_in(Path(self._folder or self._meeting_place.name))
-            self._engine = _build(self.spec, self._model_folder, self._max_tokens)
-            self._sleep_controller = platform.sleep_controller()(self._engine, self._drain, keeps_weights=True)
+            self._process = VllmProcess(device_kind(self.spec.resources).name, self._folder)
+            self._process.import_vllm()
+            self._engine = _build(self._process, self.spec, self._model_folder, self._max_tokens)
+            self._sleep_controller = self._process.platform.sleep_controller()(
+                self._engine, self._drain, keeps_weights=True
+            )
             if self._device is None:
                 (identity,) = self._sleep_controller.devices()
             else:
@@ -234,16 +224,12 @@ def judge_arguments(spec: RLJobSpec, judge: JudgeSpec, model_folder: str, max_to
     }
 
 
-def _build(spec: RLJobSpec, model_folder: str, max_tokens: int) -> LLMEngine:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+def _build(process: VllmProcess, spec: RLJobSpec, model_folder: str, max_tokens: int) -> LLMEngine:
     judge = derived.judge_model(spec)
     assert judge is not None
     try:
         arguments = judge_arguments(spec, judge, model_folder, max_tokens)
-        return LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)  # type: ignore[arg-type]
+        return process.build(process.parsed(arguments))
     except ValueError as error:
         raise UserError(
             f"spec.judges: {judge.name}: vLLM refuses its model or settings (texts of up to {max_tokens} tokens, "
