@@ -413,7 +413,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the first row of data not looked at",
         "worker/rljob_worker/cli/first_look.py",
-        "        check_first_rows(spec, source, field)\n",
+        "        columns[field] = check_first_rows(spec, source, field)\n",
         "",
         "tests/worker/cli/test_bad_inputs.py",
     ),

@@ -38,6 +38,8 @@ FILES = {
     "values.py": b"f = 5\ndef again(): ...\nagain = [1]\ntable: dict = {}\n\nfine = 1\nfine = print\n",
     "scores.py": b"def score(response, label):\n    return 0\n",
     "asks.py": b"def score(response, tag, level, *, tests, more=1):\n    return 0\n",
+    "filters.py": b"def wrong(rewards, level): ...\ndef placed(rewards, /): ...\nasync def later(rewards): ...\n",
+    "places.py": b"def score(response, /):\n    return 0\n",
     "syntax.jinja": b"{{ messages }}\n{% for %}",
     "job.yaml": b"spec: [",
 }
@@ -145,6 +147,22 @@ def code(tests: str) -> list[str]:
     return [*data("%/tags.jsonl"), "--set", f"spec.reward={{name: code, args: {{kind: Stdin, tests: {tests}}}}}"]
 
 
+def group_filter(name: str) -> list[str]:
+    return ["--set", f"spec.rollout.oversampling={{function: '%/filters.py:{name}'}}"]
+
+
+FILTER = "spec.rollout.oversampling.function"
+BY_KIND = ["--set", "spec.reward={by: kind, parts: [{name: match, rows: [m]}]}"]
+OF_REWARDS: list[tuple[list[str], str]] = [
+    (group_filter("wrong"), f"{FILTER}: '%/filters.py:wrong' asks for 'level', which is no column of the data; there"),
+    ([*data("%/tags.jsonl"), *group_filter("wrong")], "there are label, prompt, rewards, tag, tests"),
+    (group_filter("placed"), f"{FILTER}: '%/filters.py:placed' takes 'rewards' by position alone"),
+    (group_filter("later"), f"{FILTER}: '%/filters.py:later' is async"),
+    (reward("%/places.py:score"), "spec.reward.python: '%/places.py:score' takes 'response' by position alone"),
+    (reward("%/asks.py:score"), "'%/asks.py:score' asks for 'tag', which is neither a column of the data nor in"),
+    (BY_KIND, "spec.reward.by: spec.data.synthetic (spec.data) has no column 'kind'; the columns there are: 'label', "),
+]
+"""Parameters of functions, and columns, by `rljob run` and by `rljob validate`."""
 SWEEP = ["--sweep", "spec.steps=1,2", "--output"]
 NO_FILE = "is a pipe or device, not a file"
 WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub"
@@ -426,6 +444,7 @@ CASES = [([*RUN, *argv], said) for argv, said in OF_RUN]
 CASES += [([*RUN, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
 CASES += [(["plan", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
 CASES += [(["validate", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
+CASES += [([*command, *argv], said) for argv, said in OF_REWARDS for command in (RUN, ["validate", JOB])]
 CASES += OF_OTHERS
 SLOW = ("driver.run", "planning.memory", "doctor.report", "report.build", "trainer.export")
 """Modules that import torch, transformers, Ray or matplotlib."""

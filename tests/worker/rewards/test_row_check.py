@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,26 @@ def check(spec: RLJobSpec) -> None:
     """All of a job's rows, as the driver does."""
     sources = data_sources(spec) + evaluation_sources(spec)
     check_tests([scored_rows(spec, load_source(source, field)) for field, source in sources])
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        ({"synthetic": {"rows": 50}}, frozenset()),
+        ({"synthetic": {"task": "NameColor", "rows": 10**7}}, frozenset()),
+        ({"synthetic": {"rows": 10**7}}, None),
+        ({"seeds": {"count": 9}, "environment": {"name": "FrozenLake"}}, {"seed", "turns"}),
+        ({"seeds": {"count": 10**7}, "environment": {"name": "FrozenLake"}}, None),
+    ],
+)
+def test_generated_rows_are_looked_at_where_that_takes_no_time(
+    make: Make, data: dict[str, Any], columns: frozenset[str] | None
+) -> None:
+    spec = make([], {"name": "exact"}, data=data)
+    assert check_first_rows(spec, spec.data, "spec.data") == columns
+    spec = make([], {"by": "kind", "parts": [{"name": "exact", "rows": ["m"]}]}, data=data)
+    with pytest.raises(UserError, match="has no column 'kind'") if columns is not None else nullcontext():
+        check_first_rows(spec, spec.data, "spec.data")
 
 
 @pytest.mark.parametrize("first", [check, lambda spec: check_first_rows(spec, spec.data, "spec.data")])

@@ -29,7 +29,7 @@ from rljob_worker.models.judge_model import check_judge_folder
 from rljob_worker.records.run_files import read_run
 from rljob_worker.rewards.judge_texts import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows
-from rljob_worker.rewards.source_check import check_sources
+from rljob_worker.rewards.source_check import check_filter, check_sources
 from rljob_worker.sandbox.servers import servers
 
 
@@ -74,11 +74,13 @@ def look_first(
     folder = local_folder(spec.model) if model else None
     if folder is not None:
         check_model_folder(folder, spec)
+    columns: dict[str, frozenset[str] | None] = {}
     for field, source in data_sources(spec) + evaluation_sources(spec):
         check_path(source, field)
-        check_first_rows(spec, source, field)
+        columns[field] = check_first_rows(spec, source, field)
         read_template(source, field)
     check_sources(spec)
+    check_filter(spec, columns)
     check_prompts(spec.judges)
     check_judge_folder(spec)
     check_folders_beside(spec)

@@ -16,7 +16,7 @@ from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.judge_model import check_judge_folder
 from rljob_worker.rewards.judge_texts import check_prompts
 from rljob_worker.rewards.row_check import check_first_rows, scored_rows
-from rljob_worker.rewards.source_check import check_sources, told_signatures
+from rljob_worker.rewards.source_check import check_filter, check_sources, told_signatures
 from rljob_worker.sandbox import namespaces
 from rljob_worker.sandbox.kernel import no_namespaces
 from rljob_worker.sandbox.servers import ONLY_CLAIMED
@@ -79,10 +79,12 @@ def _first_prompts(spec: RLJobSpec, environments: TriedEnvironments) -> list[str
     """
     sources = data_sources(spec) + evaluation_sources(spec)
     local = [(field, source) for field, source in sources if not _elsewhere(source.path)]
+    columns: dict[str, frozenset[str] | None] = {}
     for field, source in sources:
-        if _is_relative(source.path) or not _elsewhere(source.path):
+        if source.path is None or _is_relative(source.path) or not _elsewhere(source.path):
             check_path(source, field)
-            check_first_rows(spec, source, field)
+            columns[field] = check_first_rows(spec, source, field)
+    check_filter(spec, columns)
     model_here = spec.model.random is not None or not _elsewhere(spec.model.path)
     if not local or not model_here or len(local) < len(sources):
         found = [scored_rows(spec, load_source(source, field)) for field, source in local]

@@ -49,6 +49,8 @@ _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
 _AT_ONCE_BYTES = 2**24
 """Size of a file whose rows are all read before anything is imported: some 0.5 s."""
+_SYMBOLS_AT_ONCE, _PICTURES_AT_ONCE, _SEEDS_AT_ONCE = 2**19, 32, 2**16
+"""Generated data of which the same is true."""
 _MAX_DEPTH = 100
 """Lists and objects inside each other, of what is sent from process to process."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -164,11 +166,13 @@ def check_head(source: DataSource, field: str) -> LoadedSource | None:
     """Refuse a file whose first row is none, or lacks the columns: UserError says why.
 
     Returns:
-        The rows, without the source's chat template, where to read all of them takes no time; those of a large file
-        are looked at once it is read.
+        The rows, without the source's chat template, where to read or generate all of them takes no time; those of a
+        large file are looked at once it is read.
     """
-    path = Path(source.path or "").expanduser()
-    if source.path is None or path.suffix not in _FILES or not path.is_file():
+    if source.path is None:
+        return _generated_at_once(source, field)
+    path = Path(source.path).expanduser()
+    if path.suffix not in _FILES or not path.is_file():
         return None
     head = _read(path, field, _HEAD_BYTES)
     if not head:
@@ -178,6 +182,18 @@ def check_head(source: DataSource, field: str) -> LoadedSource | None:
     else:
         _check_first_line(head, path, source, field)
     return _load_rows(source, field) if path.stat().st_size <= _AT_ONCE_BYTES else None
+
+
+def _generated_at_once(source: DataSource, field: str) -> LoadedSource | None:
+    """Rows that take no time to generate: of pictures the first, of many others none."""
+    made = source.synthetic
+    if made is not None and made.task == "NameColor":
+        few = made.model_copy(update={"rows": min(made.rows, _PICTURES_AT_ONCE)})
+        return _load_rows(source.model_copy(update={"synthetic": few}), field)
+    if made is not None:
+        symbols = made.rows * (made.prompt_symbols + made.answer_symbols)
+        return _load_rows(source, field) if symbols <= _SYMBOLS_AT_ONCE else None
+    return _load_rows(source, field) if source.seeds is not None and source.seeds.count <= _SEEDS_AT_ONCE else None
 
 
 def _check_first_line(head: bytes, path: Path, source: DataSource, field: str) -> None:

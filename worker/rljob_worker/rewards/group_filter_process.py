@@ -7,10 +7,9 @@ The driver sends a pickled `FilterSetup`, answered in JSON by `["ready"]`, `["re
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # By its name: a reward's own `json.dumps = ...` must not change what is answered.
 from json import dumps
@@ -21,6 +20,7 @@ from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import load_named, out_of_reach, text_of
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.functions import REACH, is_async
+from rljob_worker.rewards.parameters import Parameters, parameters_of
 
 FIELD = "rollout.oversampling.function"
 GIVEN = ("rewards", "prompt", "label")
@@ -71,29 +71,37 @@ def caller(setup: FilterSetup) -> Callable[[Mapping[str, Any]], Any]:
     function, path = load_named(setup.function, FIELD, "function", REACH), setup.function
     if not callable(function):
         raise UserError(f"{FIELD}: {path!r} is not a function but {type(function).__name__}")
-    if is_async(function):
-        raise UserError(f"{FIELD}: {path!r} is async; a plain def is called, one group after the other")
     try:
-        parameters = inspect.signature(function).parameters
+        found = parameters_of(function)
     except (TypeError, ValueError) as error:
         raise UserError(f"{FIELD}: {path!r} does not tell its parameters ({error}): wrap it in a def") from error
-    there = None if setup.columns is None else {*GIVEN, *setup.columns}
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise UserError(f"{FIELD}: {path!r} takes {name!r} by position alone; arguments are given by name")
-        if parameter.default is parameter.empty and there is not None and name not in there:
+    check_call(path, replace(found, is_async=is_async(function)), setup.columns)
+
+    def call(given: Mapping[str, Any]) -> Any:
+        return function(**(given if found.takes_any else {name: given[name] for name in found.names if name in given}))
+
+    return call
+
+
+def check_call(path: str, found: Parameters, columns: frozenset[str] | None) -> None:
+    """UserError where a function cannot be called with what there is.
+
+    Args:
+        path: of the function.
+        found: its parameters.
+        columns: as of `FilterSetup`.
+    """
+    if found.is_async:
+        raise UserError(f"{FIELD}: {path!r} is async; a plain def is called, one group after the other")
+    for name in found.by_place:
+        raise UserError(f"{FIELD}: {path!r} takes {name!r} by position alone; arguments are given by name")
+    there = None if columns is None else {*GIVEN, *columns}
+    for name in found.required:
+        if there is not None and name not in there:
             raise UserError(
                 f"{FIELD}: {path!r} asks for {name!r}, which is no column of the data; there are "
                 f"{', '.join(sorted(there))}"
             )
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-
-    def call(given: Mapping[str, Any]) -> Any:
-        return function(**(given if takes_any else {name: given[name] for name in parameters if name in given}))
-
-    return call
 
 
 def verdict(value: Any) -> bool:

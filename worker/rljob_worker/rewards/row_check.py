@@ -24,8 +24,11 @@ _SHOWN = 5
 _CHUNK = 64
 
 
-def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> None:
-    """Look at the rows of a small local file, before anything is imported that takes seconds.
+def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> frozenset[str] | None:
+    """Look at the rows of a small local file, or generated ones, before anything is imported that takes seconds.
+
+    Returns:
+        The columns that a reward is given beside prompt and label; None where the rows are not looked at.
 
     Raises:
         UserError: a row is none, lacks a column, has no reward, or tests that cannot be read; a function asks for a
@@ -33,13 +36,14 @@ def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> None:
     """
     loaded = check_head(source, field)
     if loaded is None:
-        return
+        return None
     scored = scored_rows(spec, loaded)
     place = f"{field}.reward" if source.reward is not None else "spec.reward"
     for part in parts_of(scored.reward):
         if part.reward.python is not None:
             check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns(), prompt_and_label(source))
     check_tests([scored])
+    return loaded.reward_columns()
 
 
 def scored_rows(spec: RLJobSpec, loaded: LoadedSource) -> ScoredRows:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from rljob_api import RLJobSpec
@@ -18,6 +17,8 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.functions import RESERVED
+from rljob_worker.rewards.group_filter_process import check_call
+from rljob_worker.rewards.parameters import Parameters, written_parameters
 from rljob_worker.rewards.signatures import GIVEN, Signature, recognise
 
 FILTER_FIELD = "spec.rollout.oversampling.function"
@@ -87,17 +88,6 @@ def _recognised(field: str, function: RewardFunction, found: Parameters) -> Sign
         raise UserError(f"{field}{str(error).removeprefix('reward')}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """Parameters of a function."""
-
-    names: list[str]
-    required: list[str]
-    """Names of those without a default."""
-    takes_any: bool
-    """Whether it has `**kwargs`."""
-
-
 def check_columns(field: str, function: RewardFunction, columns: Collection[str], keys: Collection[str]) -> None:
     """Refuse a function of a file that asks for what a row does not have. Raises UserError.
 
@@ -125,10 +115,35 @@ def check_columns(field: str, function: RewardFunction, columns: Collection[str]
             )
 
 
+def check_filter(spec: RLJobSpec, columns: Mapping[str, frozenset[str] | None]) -> None:
+    """Refuse a group filter in a file that cannot be called, or asks for what no row has. Raises UserError.
+
+    Args:
+        spec: the job's.
+        columns: by a source's place, those that a reward is given beside prompt and label; None: not known.
+    """
+    oversampling = spec.rollout.oversampling
+    path = None if oversampling is None else oversampling.function
+    found = None if path is None else _parameters(path)
+    if path is None or found is None:
+        return
+    known = [there for field, _ in data_sources(spec) if (there := columns.get(field)) is not None]
+    try:
+        check_call(path, found, frozenset.intersection(*known) if known else None)
+    except UserError as error:
+        raise UserError(f"spec.{error}") from None
+
+
 def _check_args(field: str, function: RewardFunction) -> None:
-    """Refuse arguments that a function of a file does not take."""
+    """Refuse arguments that a function of a file does not take, and one that takes none by name."""
     found = _parameters(str(function.python)) if function.signature == Signature.RLJOB else None
-    if found is None or found.takes_any:
+    if found is None:
+        return
+    if not function.batch and (by_place := [name for name in found.by_place if name in found.required]):
+        raise UserError(
+            f"{field}.python: {function.python!r} takes {by_place[0]!r} by position alone; arguments are given by name"
+        )
+    if found.takes_any:
         return
     for name in function.args:
         if name not in found.names:
@@ -152,11 +167,7 @@ def _parameters(path: str) -> Parameters | None:
     # A decorator may make another function of it.
     if not found or found[-1].decorator_list:
         return None
-    args = found[-1].args
-    plain = [one.arg for one in (*args.posonlyargs, *args.args)]
-    required = plain[: len(plain) - len(args.defaults)]
-    required += [one.arg for one, default in zip(args.kwonlyargs, args.kw_defaults) if default is None]
-    return Parameters([*plain, *(one.arg for one in args.kwonlyargs)], required, args.kwarg is not None)
+    return written_parameters(found[-1])
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, RewardFunction]]:
