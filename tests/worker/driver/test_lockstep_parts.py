@@ -27,12 +27,14 @@ from rljob_worker.cluster.placement import Placement
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.driver.loops.lane import EngineLane
+from rljob_worker.environments.base import FailureKind
 from rljob_worker.errors import JobError, StopRequested
 from rljob_worker.flow import Group, GroupPool
 from rljob_worker.phases import PhaseClock
 from rljob_worker.rollouts.policies import policy_of
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Progress, Step
+from rljob_worker.rollouts.times import EnvironmentTimes
 from rljob_worker.types import Generation, RewardResult
 
 # --- the engines' lane -------------------------------------------------------------------------
@@ -162,11 +164,11 @@ def test_a_wait_for_trainers_ends_by_what_happened_in_the_other_lane(monkeypatch
 class Made:
     """Rollouts over a pool of real data; nothing is generated."""
 
-    def __init__(self, spec: RLJobSpec, tokenizer: Any) -> None:
+    def __init__(self, spec: RLJobSpec, tokenizer: Any, worlds: dict[str, Any]) -> None:
         self.pool = GroupPool(PromptSource(spec, tokenizer))
         self.progress = Progress()
         inputs: Any = SimpleNamespace(
-            tokenizer=tokenizer, evaluation_prompts=[], worlds={}, group_filter=None, pictures=None
+            tokenizer=tokenizer, evaluation_prompts=[], worlds=worlds, group_filter=None, pictures=None
         )
         nothing: Any = None
         self.rollouts = Rollouts(
@@ -212,7 +214,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
         return job(data=data, model=model, rollout=rollout, mode="Disaggregated", steps=40).spec
 
     tokenizer = load_tokenizer(prepare_tokenizer(spec(), path.parent / "tokenizer"))
-    return lambda staleness=1: Made(spec(staleness), tokenizer)
+    return lambda staleness=1, **worlds: Made(spec(staleness), tokenizer, worlds)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -255,6 +257,22 @@ def test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0(make: Callable
     assert make().rollouts.step_after(Step(40, 39)) is None
     assert make().rollouts.step_after(Step(39, 38)) is not None
     assert make(staleness=0).rollouts.step_after(Step(1, 0)) is None
+
+
+def test_a_batch_that_a_killed_driver_made_has_counts_of_failures(make: Callable[..., Made]) -> None:
+    """Its step asks no environment: it has none of their times, and no failure."""
+    made, alone = make(games=SimpleNamespace()), make()
+    for one in (made, alone):
+        _carried(one)
+        one.progress.step = one.progress.weight_version = 1
+    step = made.rollouts.next_step()
+    assert made.rollouts.select(step)
+    assert step.environments is not None
+    assert step.environments.metrics() == {f"rollout/episodes/failures/{kind}": 0.0 for kind in FailureKind}
+    ahead = made.rollouts.step_after(step)
+    assert ahead is not None
+    assert ahead.environments == EnvironmentTimes()
+    assert alone.rollouts.next_step().environments is None
 
 
 def _carried(made: Made) -> list[Group]:

@@ -86,7 +86,7 @@ class Rollouts:
         number, version = self._progress.step + 1, self._progress.weight_version
         step, self._ahead = self._ahead, None
         if step is None or step.number != number:
-            step = Step(number, version, occupancy=self.generator.occupancy())
+            step = self._step(number, version)
         begun = self._policy.begin(step, self._pool.groups)
         self._pool.update(begun.groups)
         step.long, step.oldest_trained = begun.long, begun.oldest_trained
@@ -98,7 +98,7 @@ class Rollouts:
         `staleness.max` is 0."""
         if derived.max_staleness(self._spec) == 0 or step.number >= self._spec.steps:
             return None
-        self._ahead = Step(step.number + 1, step.weight_version + 1, occupancy=self.generator.occupancy())
+        self._ahead = self._step(step.number + 1, step.weight_version + 1)
         return self._ahead
 
     def drop_ahead(self) -> None:
@@ -271,6 +271,10 @@ class Rollouts:
         return self._held_out.answered(self._progress.weight_version)
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _step(self, number: int, version: int) -> Step:
+        """A step with nothing in it; for a batch that a killed driver made, no environment is asked any more."""
+        return Step(number, version, occupancy=self.generator.occupancy(), environments=self._growth.turns.no_times())
 
     def _begin_groups(self, step: Step, count: int) -> None:
         samples, version = self._spec.rollout.samples_per_prompt, self._progress.weight_version

@@ -63,7 +63,7 @@ class Step:
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
     """Occupancy of the engines, while they generated for it."""
     environments: EnvironmentTimes | None = None
-    """Seconds until environments answered; None without any."""
+    """Seconds until environments answered, and their failures; None without any environment."""
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
     """One a response, by group: what its trajectories hold."""
     kept: list[Kept] = field(default_factory=list)

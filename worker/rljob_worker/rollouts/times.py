@@ -28,7 +28,7 @@ class EnvironmentTimes:
         return EnvironmentTimes(self.resets + other.resets, self.steps + other.steps, failures)
 
     def metrics(self) -> dict[str, float]:
-        """Mean, 99th percentile and maximum, of what there is."""
+        """Mean, 99th percentile and maximum of the seconds that there are, and the number of failures of each kind."""
         return dict(self._metrics())
 
     def _metrics(self) -> Iterator[tuple[str, float]]:
@@ -38,6 +38,5 @@ class EnvironmentTimes:
                 yield f"perf/env_{name}_time/mean", float(values.mean())
                 yield f"perf/env_{name}_time/p99", float(np.percentile(values, 99))
                 yield f"perf/env_{name}_time/max", float(values.max())
-        if self.resets or self.steps or self.failures:
-            for kind in FailureKind:
-                yield ENVIRONMENT_FAILURE_KEYS[kind], float(self.failures[kind])
+        for kind in FailureKind:
+            yield ENVIRONMENT_FAILURE_KEYS[kind], float(self.failures[kind])

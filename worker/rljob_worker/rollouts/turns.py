@@ -133,6 +133,10 @@ class Turns:
         taken, self._given_back = self._given_back, []
         return taken
 
+    def no_times(self) -> EnvironmentTimes | None:
+        """Times and failures of a step for which nothing was asked yet; None without any environment."""
+        return EnvironmentTimes() if self._worlds else None
+
     def take_times(self) -> EnvironmentTimes | None:
         """Answer times and failures of environments since the last time, evaluations included; None without any."""
         if not self._worlds:
