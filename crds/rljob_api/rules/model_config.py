@@ -33,8 +33,9 @@ _OTHERS = (
 )
 _MOE_OTHERS = ("mlp_only_layers", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
 _LARGEST = 2**31 - 1
-_MOST = {"num_hidden_layers": 1000, "num_experts": 4096}
-"""Sizes that are counted through, tensor by tensor: the largest models have 126 layers and 512 experts."""
+_MOST = {"num_hidden_layers": 1000, "num_experts": 4096, "vocab_size": 2**24, "max_position_embeddings": 2**24}
+"""Sizes that are counted through, tensor by tensor, or of which engines make tables: the largest models have 126
+layers, 512 experts, 262144 tokens and 10485760 positions."""
 _MOST_EXPERTS = 200_000
 """Number of experts of all layers together."""
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -75,10 +76,14 @@ def config_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iter
 
 def value_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iterator[Finding]:
     """Findings about the config of a checkpoint, which may have more than RLJob reads, and null for a default."""
+    language = config.get("text_config")
     if backend == TrainingBackend.FSDP:
         yield from _of_any({key: value for key, value in config.items() if value is not None})
+        for key, most in _MOST.items():
+            value = language.get(key) if isinstance(language, Mapping) else None
+            if type(value) is int and value > most:
+                yield Finding(("text_config", key), "is no size", f"whole number, at least 1 and at most {most}")
         return
-    language = config.get("text_config")
     if isinstance(language, Mapping):
         for finding in value_findings(language, backend):
             yield Finding(("text_config", *finding.path), finding.wrong, finding.allowed)

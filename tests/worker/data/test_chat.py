@@ -10,10 +10,11 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import RLJobSpec
-from rljob_worker.data import chat
+from rljob_worker.data import bounded
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
+from rljob_worker.host import interrupting
 
 MakeSpec = Callable[..., RLJobSpec]
 Write = Callable[..., str]
@@ -54,10 +55,22 @@ def source(make_spec: MakeSpec, write_jsonl: Write, tmp_path: Path) -> Callable[
 def test_loops_without_end_are_named_with_their_template(
     source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "_RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "RENDER_SECONDS", 0.2)
     loops = "{% for a in range(99999) %}" * 9 + "{{ messages }}" + "{% endfor %}" * 9
     with pytest.raises(UserError, match=r"chat\.templateFile: .*own\.jinja: renders .* row 0.* than 0\.2 s"):
         source("hi", template=loops)
+
+
+def test_texts_without_end_are_named_with_their_template(
+    source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupting, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(bounded, "RENDER_BYTES", 2**24)
+    monkeypatch.setattr(bounded, "MOST_CHARACTERS", 1000)
+    loops = "{% for a in range(99999) %}" * 9 + "{{ messages }}" + "{% endfor %}" * 9
+    for template, said in ((loops, r"MemoryError: more than 0\.015625 GiB"), ("{{ 'a' * 1001 }}", "1001 characters")):
+        with pytest.raises(UserError, match=r"own\.jinja: refuses the prompt of .* row 0: .*" + said):
+            source("hi", template=template)
 
 
 def test_it_is_what_transformers_renders(source: Callable[..., Any]) -> None:

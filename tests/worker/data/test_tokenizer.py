@@ -133,6 +133,36 @@ def test_code_of_a_model_folder_is_not_run_and_nobody_is_asked(
     assert not (tmp_path / "out" / "tokenizer_evil.py").exists()
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_token_with_a_number_without_end_is_named_with_its_file(
+    file: str, make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    folder = prepare_tokenizer(make_spec(SYNTHETIC), tmp_path / "far")
+    content = json.loads((folder / file).read_text())
+    token = {"content": "<far>", "special": True, "single_word": False, "lstrip": False, "rstrip": False}
+    token |= {"normalized": False}
+    if file == "tokenizer.json":
+        content["added_tokens"].append({"id": 4 * 10**9, **token})
+    else:
+        content["added_tokens_decoder"] = {**content.get("added_tokens_decoder", {}), str(4 * 10**9): token}
+    (folder / file).write_text(json.dumps(content))
+    said = rf"^spec\.model: .*far/{file}: token '<far>' has the number 4000000000, and the tokenizer has \d+ tokens"
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(folder)
+    with pytest.raises(UserError, match=said):
+        prepare_tokenizer(make_spec(SYNTHETIC, model={"path": str(folder)}), tmp_path / "out")
+
+
+def test_what_a_library_says_of_a_tokenizer_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object, **__: object) -> None:
+        raise ValueError("x" * 10**6)
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", raises)
+    with pytest.raises(UserError, match="does not load: ValueError: xxx") as error:
+        load_tokenizer(tmp_path)
+    assert len(str(error.value)) < 1200 + len(str(tmp_path))
+
+
 def test_wrong_model_paths_are_named(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(path: object, match: str, **fields: Any) -> None:
         with pytest.raises(UserError, match=match):

@@ -37,6 +37,19 @@ def test_what_does_not_end_is_interrupted() -> None:
     assert len(caught) == 1
 
 
+def test_what_takes_memory_without_end_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupting, "_POLL_SECONDS", 0.01)
+
+    def grows() -> None:
+        held = []
+        while True:
+            held.append(b"x" * 2**20)
+
+    with pytest.raises(MemoryError, match=r"more than 0\.0625 GiB"):
+        interrupted_after(60.0, grows, 2**26)
+    assert interrupted_after(60.0, lambda: 7, 2**26) == 7
+
+
 def test_what_ends_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interrupted_after(20.0, lambda: 7) == 7
     with pytest.raises(KeyError):

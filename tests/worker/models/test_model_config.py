@@ -81,6 +81,8 @@ def test_rope_theta_old_and_new_spelling(rope: dict[str, object]) -> None:
         ({"hidden_size": "wide"}, "hidden_size 'wide' is no size"),
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers 1000000000 is no size; .* at most 1000"),
         ({"num_hidden_layers": -1}, "num_hidden_layers -1 is no size"),
+        ({"vocab_size": 10**9}, "vocab_size 1000000000 is no size; .* at most 16777216"),
+        ({"max_position_embeddings": 10**9}, "max_position_embeddings 1000000000 is no size; .* at most 16777216"),
     ],
 )
 def test_unsupported_settings_are_named(change: dict[str, object], message: str) -> None:

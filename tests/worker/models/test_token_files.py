@@ -34,6 +34,7 @@ def write(folder: Path, **files: dict[str, Any]) -> None:
         {"tokenizer_config": {"chat_template": {"default": "{{ messages }}"}}},
         {"tokenizer": {"model": {"vocab": [["a", 0.0], ["<end>", 0.0]]}}, "config": {"text_config": {"vocab_size": 2}}},
         {"tokenizer": {}, "tokenizer_config": {"eos_token": "</s>"}},
+        {"config": {}, "tokenizer": {"model": {"vocab": WORDS}, "added_tokens": [{"id": 2**16, "content": "<x>"}]}},
         {"tokenizer": {"model": {"vocab": WORDS | {"<image>": 4}, "dropout": None}},
          "config": {"vision_config": {}, "text_config": {"vocab_size": 4}}},
     ],
@@ -58,6 +59,23 @@ def test_files_of_one_model(files: dict[str, Any], tmp_path: Path) -> None:
             {"tokenizer": {"model": {"vocab": WORDS, "dropout": 0.1}}},
             r"tokenizer\.json: model\.dropout 0\.1 makes other",
         ),
+        (
+            {"config": {}, "tokenizer": {"model": {"vocab": WORDS}, "added_tokens": [{"id": 2**31, "content": "<x>"}]}},
+            r"tokenizer\.json: token '<x>' has the number 2147483648, and the tokenizer has 4 tokens; allowed: below ",
+        ),
+        (
+            {
+                "config": {"vision_config": {}, "vocab_size": 4},
+                "tokenizer": {"model": {"vocab": WORDS | {"far": 10**9}}},
+            },
+            r"tokenizer\.json: token 'far' has the number 1000000000,",
+        ),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}}},
+            r"tokenizer_config\.json: token '<x>' has the number 9{40},",
+        ),
+        ({"tokenizer": {}, "added_tokens": {"<x>": 10**9}}, r"added_tokens\.json: token '<x>' has the number"),
+        ({"tokenizer": {}, "vocab": {"a": 0, "<x>": 10**9}}, r"vocab\.json: token '<x>' has the number"),
         ({"tokenizer_config": {"eos_token": "<nope>"}}, r"tokenizer_config\.json: eos_token '<nope>' is no token of"),
         ({"tokenizer_config": {"model_max_length": "512"}}, r"tokenizer_config\.json: model_max_length is '512'"),
         ({"tokenizer_config": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template holds no text"),

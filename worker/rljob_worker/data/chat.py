@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
+from rljob_worker.data import bounded
+from rljob_worker.data.bounded import within_bounds
 from rljob_worker.data.places import with_places
 from rljob_worker.data.prompts import ASSISTANT, Messages, parsed_prompt
 from rljob_worker.data.turns import Schema
 from rljob_worker.errors import UserError
 from rljob_worker.host.encodings import not_text, without_mark
-from rljob_worker.host.interrupting import interrupted_after
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Undefined
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rljob.data")
 
 _MAX_TEMPLATE_BYTES = 2**20
-_RENDER_SECONDS = 10.0
-"""A prompt takes milliseconds; loops within loops take as long as their author wants."""
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _ANSWER = "rljob-42-answer"
 _TRIED = 5
@@ -142,7 +141,8 @@ class ChatTemplate:
             return self._rendered(messages)
         except TimeoutError:
             raise UserError(
-                f"{self._template_name()}: renders {place} for more than {_RENDER_SECONDS:g} s: a loop without end?"
+                f"{self._template_name()}: renders {place} for more than {bounded.RENDER_SECONDS:g} s: a loop without "
+                "end?"
             ) from None
         except Exception as error:
             raise UserError(
@@ -165,7 +165,7 @@ class ChatTemplate:
             tools=[*self._tools] or None,
             **{**(more or {}), **self._chat.template_args},
         )
-        return str(interrupted_after(_RENDER_SECONDS, render))
+        return within_bounds(render)
 
     def check_roles(self, roles: Mapping[str, str]) -> None:
         """Refuse messages whose role the template does not know, which would pass as that of a stranger, or be lost.

@@ -20,6 +20,7 @@ from rljob_worker.data.sources import data_sources, evaluation_sources, load_sou
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
 from rljob_worker.models.facts import PICTURE_FILES, PICTURE_MODELS
+from rljob_worker.models.json_files import check_token_numbers
 from rljob_worker.models.pictures import MARK, PICTURE_TOKENS
 from rljob_worker.models.random_pictures import save_processor
 from rljob_worker.types import Generation
@@ -44,6 +45,7 @@ TOKENIZER_FILES = (
 """Patterns of the files that a tokenizer consists of, and what makes input of pictures."""
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 _FEW_TOKENS = 2048
+_LONGEST_ERROR = 1000
 ROLES, TOOL = ("system", "user", "assistant"), "tool"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endfor %}"
@@ -101,18 +103,25 @@ def load_tokenizer(folder: Path, called: str | None = None) -> PreTrainedTokeniz
     from transformers import AutoTokenizer
 
     try:
+        check_token_numbers(folder, called)
+    except UserError as error:
+        raise UserError(f"spec.model: {error}") from None
+    try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         _refuse_own_code(folder, error)
-        raise UserError(
-            f"spec.model: the tokenizer in {called or folder} does not load: {type(error).__name__}: {error}"
-        ) from error
+        raise UserError(f"spec.model: the tokenizer in {called or folder} does not load: {_said(error)}") from error
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"spec.model: the tokenizer in {called or folder} has no end token; tokenizer_config.json names one as "
             "eos_token"
         )
     return tokenizer
+
+
+def _said(error: Exception) -> str:
+    """A library's error, cut: it may quote a whole vocabulary."""
+    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
 
 
 def _refuse_own_code(folder: Path, error: Exception) -> None:
@@ -135,9 +144,7 @@ def tokens_added_after(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a b")["input_ids"]
     except Exception as error:
-        raise UserError(
-            f"spec.model: the tokenizer makes no tokens of text: {type(error).__name__}: {error}"
-        ) from error
+        raise UserError(f"spec.model: the tokenizer makes no tokens of text: {_said(error)}") from error
     starts = range(len(whole) - len(plain) + 1)
     start = next((start for start in starts if whole[start : start + len(plain)] == plain), None)
     return () if start is None or not plain else tuple(whole[start + len(plain) :])

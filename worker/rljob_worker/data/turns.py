@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rljob_worker.data.bounded import within_bounds
 from rljob_worker.data.special_texts import SpecialTexts
 from rljob_worker.errors import UserError
 
@@ -191,8 +192,8 @@ def template_of(tokenizer: PreTrainedTokenizerBase, template: str | None = None)
 
     def render(messages: Sequence[Message], opened: bool) -> str:
         conversation = [dict(message) for message in messages]
-        return str(
-            tokenizer.apply_chat_template(
+        return within_bounds(
+            lambda: tokenizer.apply_chat_template(
                 conversation, chat_template=template, add_generation_prompt=opened, tokenize=False
             )
         )

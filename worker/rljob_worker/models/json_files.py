@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.errors import UserError
 from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.files import read_file
-from rljob_worker.models.token_files import check_tokens
+from rljob_worker.models.token_files import check_numbers, check_tokens
 
 _HEAD = 64
 _OBJECTS = (
@@ -70,6 +71,23 @@ def check_json_files(folder: Path) -> None:
         if name in _CHECKS:
             _CHECKS[name](values[name], path)
     check_tokens(values, folder)
+
+
+def check_token_numbers(folder: Path, called: str | None = None) -> None:
+    """Refuse a tokenizer's folder, of which no config tells the size, with a token's number that no library ends with.
+
+    Args:
+        folder: with its files; those that cannot be read are left to what loads them.
+        called: where they were copied from, for the message.
+
+    Raises:
+        UserError: naming the file and the token.
+    """
+    values = dict[str, dict[str, Any]]()
+    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
+        with suppress(OSError, UserError):
+            values[name] = read_json_object(folder / name)
+    check_numbers(values, folder if called is None else Path(called))
 
 
 def _content(path: Path) -> str:

@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_api.how_many import how_many
 from rljob_worker.errors import UserError
 
+_MOST_UNUSED = 2**17
+"""Numbers without a token below the highest one's: published tokenizers leave some thousands at most."""
+_DIGITS = 40
 Files = Mapping[str, Mapping[str, Any]]
 """Name of a file -> the object in it."""
 
@@ -30,6 +34,7 @@ def check_tokens(files: Files, folder: Path) -> None:
                 f"{folder / 'generation_config.json'}: eos_token_id {token} is no token of the model, whose vocab_size "
                 f"(config.json) is {vocabulary}; allowed: below {vocabulary}"
             )
+    check_numbers(files, folder)
     known = set(_known(files))
     if not known:
         return
@@ -38,7 +43,7 @@ def check_tokens(files: Files, folder: Path) -> None:
             f"spec.model.path: the tokenizer has {len(known)} tokens, the model's embedding {vocabulary} (vocab_size "
             "of its config.json): they are not of one model"
         )
-    highest = max(_numbers(files), default=(0, ""))
+    highest = max(_numbers_of_tokenizer(files), default=(0, ""))
     # Some models of pictures have embeddings for those behind the language's.
     if vocabulary is not None and highest[0] >= vocabulary and "vision_config" not in files.get("config.json", {}):
         raise UserError(
@@ -66,7 +71,50 @@ def _embedding(config: Mapping[str, Any]) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def _numbers(files: Files) -> Iterator[tuple[int, str]]:
+def check_numbers(files: Files, folder: Path) -> None:
+    """Refuse a token's number that leaves so many unused that a library which counts through them would not end.
+
+    Args:
+        files: those that a folder has.
+        folder: for messages.
+
+    Raises:
+        UserError: naming the file and the token.
+    """
+    numbers = [(number, text, "tokenizer.json") for number, text in _numbers_of_tokenizer(files)]
+    numbers += _numbers_beside(files)
+    if not numbers:
+        return
+    tokens = len({number for number, _, _ in numbers}) + _listed(files)
+    number, text, name = max(numbers)
+    if number >= tokens + _MOST_UNUSED:
+        raise UserError(
+            f"{folder / name}: token {text[:40]!r} has the number {str(number)[:40]}, and the tokenizer has "
+            f"{how_many(tokens, 'token')}; allowed: below {tokens + _MOST_UNUSED}"
+        )
+
+
+def _numbers_beside(files: Files) -> Iterator[tuple[int, str, str]]:
+    """Numbers and texts of the tokens of the other files, each with its file."""
+    for name in ("added_tokens.json", "vocab.json"):
+        for text, number in files.get(name, {}).items():
+            if type(number) is int:
+                yield number, text, name
+    decoder = files.get("tokenizer_config.json", {}).get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        if number.isdecimal():
+            text = str(token.get("content") if isinstance(token, dict) else token)
+            # Python reads no number of more digits than some thousands.
+            yield int(number[:_DIGITS]), text, "tokenizer_config.json"
+
+
+def _listed(files: Files) -> int:
+    """Number of tokens whose numbers are their places in a list."""
+    model = files.get("tokenizer.json", {}).get("model")
+    return len(_list(model.get("vocab"))) if isinstance(model, dict) else 0
+
+
+def _numbers_of_tokenizer(files: Files) -> Iterator[tuple[int, str]]:
     """Numbers and texts of the tokens of `tokenizer.json`; a list's are their places, of which there are not more."""
     tokenizer = files.get("tokenizer.json", {})
     model = tokenizer.get("model")

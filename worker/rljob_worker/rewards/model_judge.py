@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api import RLJobSpec, derived
 from rljob_api.safe_text import visible_line
 from rljob_api.spec import JudgeKind, JudgeSpec
+from rljob_worker.data.bounded import within_bounds
 from rljob_worker.data.hub import folder_beside
 from rljob_worker.data.sources import TURNS
 from rljob_worker.data.special_texts import SpecialTexts
@@ -155,7 +156,9 @@ class ModelJudge:
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=self.writes))
+            return within_bounds(
+                lambda: self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=self.writes)
+            )
         except Exception as error:
             raise ValueError(f"judge {self.spec.name}: its chat template fails: {error}") from error
 
