@@ -163,7 +163,10 @@ def test_what_runs_on_a_cluster_alone_is_valid_but_does_not_run_here(
 def test_sandboxes_of_a_warm_pool_are_the_operators_to_claim(
     address: str, capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path
 ) -> None:
+    data, calls = tmp_path / "data.jsonl", {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
+    data.write_text(json.dumps({"prompt": "a", "label": "b", "tests": calls}) + "\n")
     pool = (
+        *("--set", f"spec.data={{path: {data}}}"),
         *("--set", "spec.reward={name: code, args: {kind: Calls, tests: tests}}"),
         *("--set", "spec.sandbox={isolation: Service, service: {warmPool: {name: pool}}}"),
     )
