@@ -79,10 +79,8 @@ def value_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Itera
     language = config.get("text_config")
     if backend == TrainingBackend.FSDP:
         yield from _of_any({key: value for key, value in config.items() if value is not None})
-        for key, most in _MOST.items():
-            value = language.get(key) if isinstance(language, Mapping) else None
-            if type(value) is int and value > most:
-                yield Finding(("text_config", key), "is no size", f"whole number, at least 1 and at most {most}")
+        if isinstance(language, Mapping):
+            yield from (_no_size("text_config", key) for key in _MOST if (size_of(language, key) or 0) > _MOST[key])
         return
     if isinstance(language, Mapping):
         for finding in value_findings(language, backend):
@@ -106,12 +104,15 @@ def _sizes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (*_SIZES, *_MOE_SIZES) if config.get("model_type") == "qwen3_moe" else _SIZES
 
 
+def _no_size(*path: str) -> Finding:
+    return Finding(path, "is no size", f"whole number, at least 1 and at most {_MOST.get(path[-1], _LARGEST)}")
+
+
 def size_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Sizes that are none, or so large that a library that makes a config of them would not end."""
     for key in _sizes_of(config):
-        most = _MOST.get(key, _LARGEST)
-        if key in config and not (type(config[key]) is int and 1 <= config[key] <= most):
-            yield Finding((key,), "is no size", f"whole number, at least 1 and at most {most}")
+        if key in config and not (type(config[key]) is int and 1 <= config[key] <= _MOST.get(key, _LARGEST)):
+            yield _no_size(key)
     layers, experts = size_of(config, "num_hidden_layers"), size_of(config, "num_experts")
     if layers and experts and layers * experts > _MOST_EXPERTS:
         yield Finding(

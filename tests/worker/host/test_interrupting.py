@@ -54,7 +54,7 @@ def test_what_ends_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interrupted_after(20.0, lambda: 7) == 7
     with pytest.raises(KeyError):
         interrupted_after(20.0, lambda: dict[str, int]()["x"])
-    assert not interrupting._WATCH.ends
+    assert not interrupting._WATCH.running
 
 
 def test_a_call_that_ends_at_its_deadline_gives_a_result_or_an_error_and_nothing_later(

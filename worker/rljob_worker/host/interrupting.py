@@ -19,8 +19,8 @@ class _OutOfTime(BaseException):
     """No Exception: what runs must not catch it."""
 
 
-class _OutOfMemory(_OutOfTime):
-    """The other bound."""
+class _OutOfMemory(BaseException):
+    """Likewise."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.ends: dict[int, _Bounds] = {}
+        self.running: dict[int, _Bounds] = {}
         """By the call's thread."""
         self._thread: threading.Thread | None = None
 
@@ -53,13 +53,13 @@ class _Watch:
         while True:
             time.sleep(_POLL_SECONDS)
             with self.lock:
-                held = resident_bytes() if self.ends else 0
-                for thread, bounds in [*self.ends.items()]:
+                held = resident_bytes() if self.running else 0
+                for thread, bounds in [*self.running.items()]:
                     if bounds.before is None:
                         bounds.before = held
                     late, large = time.monotonic() > bounds.end, held - bounds.before > bounds.most_bytes
                     if late or large:
-                        del self.ends[thread]
+                        del self.running[thread]
                         why = _OutOfTime if late else _OutOfMemory
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(why))
 
@@ -91,11 +91,11 @@ def interrupted_after(seconds: float, work: Callable[[], T], most_bytes: float =
     try:
         with _WATCH.lock:
             _WATCH.start()
-            _WATCH.ends[thread] = _Bounds(time.monotonic() + seconds, most_bytes)
+            _WATCH.running[thread] = _Bounds(time.monotonic() + seconds, most_bytes)
         result = work()
         with _WATCH.lock:
             # From here on nobody interrupts; what was sent before has arrived when the lock is released.
-            _WATCH.ends.pop(thread, None)
+            _WATCH.running.pop(thread, None)
         return result
     except _OutOfMemory:
         raise MemoryError(f"more than {most_bytes / 2**30:g} GiB were taken") from None
@@ -103,4 +103,4 @@ def interrupted_after(seconds: float, work: Callable[[], T], most_bytes: float =
         raise TimeoutError(f"not done after {seconds:g} s") from None
     finally:
         with _WATCH.lock:
-            _WATCH.ends.pop(thread, None)
+            _WATCH.running.pop(thread, None)

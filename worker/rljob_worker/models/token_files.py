@@ -50,10 +50,9 @@ def check_tokens(files: Files, folder: Path) -> None:
             f"{folder / 'tokenizer.json'}: token {highest[1][:40]!r} has the number {highest[0]}, and the model's "
             f"embedding no such row (vocab_size of its config.json is {vocabulary}): they are not of one model"
         )
-    model = files.get("tokenizer.json", {}).get("model")
-    if isinstance(model, dict) and model.get("dropout"):
+    if dropout := _model(files).get("dropout"):
         raise UserError(
-            f"{folder / 'tokenizer.json'}: model.dropout {model['dropout']} makes other tokens of the same text each "
+            f"{folder / 'tokenizer.json'}: model.dropout {dropout} makes other tokens of the same text each "
             "time; set it to null"
         )
     end = files.get("tokenizer_config.json", {}).get("eos_token")
@@ -100,8 +99,7 @@ def _numbers_beside(files: Files) -> Iterator[tuple[int, str, str]]:
         for text, number in files.get(name, {}).items():
             if type(number) is int:
                 yield number, text, name
-    decoder = files.get("tokenizer_config.json", {}).get("added_tokens_decoder")
-    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+    for number, token in _decoder(files).items():
         if number.isdecimal():
             text = str(token.get("content") if isinstance(token, dict) else token)
             # Python reads no number of more digits than some thousands.
@@ -110,40 +108,45 @@ def _numbers_beside(files: Files) -> Iterator[tuple[int, str, str]]:
 
 def _listed(files: Files) -> int:
     """Number of tokens whose numbers are their places in a list."""
-    model = files.get("tokenizer.json", {}).get("model")
-    return len(_list(model.get("vocab"))) if isinstance(model, dict) else 0
+    return len(_list(_model(files).get("vocab")))
 
 
 def _numbers_of_tokenizer(files: Files) -> Iterator[tuple[int, str]]:
     """Numbers and texts of the tokens of `tokenizer.json`; a list's are their places, of which there are not more."""
-    tokenizer = files.get("tokenizer.json", {})
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    for text, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
+    for text, number in _object(_model(files).get("vocab")).items():
         if type(number) is int:
             yield number, text
-    for token in _list(tokenizer.get("added_tokens")):
+    for token in _list(files.get("tokenizer.json", {}).get("added_tokens")):
         if isinstance(token, dict) and type(token.get("id")) is int:
             yield token["id"], str(token.get("content"))
 
 
 def _known(files: Files) -> Iterator[str]:
     """Texts of the tokens; none where there is no `tokenizer.json`, which alone says all of them."""
-    tokenizer = files.get("tokenizer.json", {})
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    vocabulary = _model(files).get("vocab")
     if isinstance(vocabulary, dict):
         yield from vocabulary
     elif isinstance(vocabulary, list):
         yield from (entry[0] for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str))
     else:
         return
-    decoder = files.get("tokenizer_config.json", {}).get("added_tokens_decoder")
-    added = [*_list(tokenizer.get("added_tokens")), *(decoder.values() if isinstance(decoder, dict) else ())]
-    for token in added:
+    for token in [*_list(files.get("tokenizer.json", {}).get("added_tokens")), *_decoder(files).values()]:
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             yield token["content"]
     yield from files.get("added_tokens.json", {})
+
+
+def _model(files: Files) -> dict[str, Any]:
+    return _object(files.get("tokenizer.json", {}).get("model"))
+
+
+def _decoder(files: Files) -> dict[str, Any]:
+    """Added tokens by their numbers, as `tokenizer_config.json` has them."""
+    return _object(files.get("tokenizer_config.json", {}).get("added_tokens_decoder"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _list(value: Any) -> list[Any]:

@@ -63,11 +63,6 @@ def load_function(path: str) -> Callable[..., Any]:
     return function
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine: an async function, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def check_call(
     function: Callable[..., Any], path: str, args: Mapping[str, Any], batch: bool, columns: frozenset[str] | None = None
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 # By its name: a reward's own `json.dumps = ...` must not change what is answered.
 from json import dumps
@@ -19,7 +19,7 @@ from typing import Any
 from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import load_named, out_of_reach, text_of
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.functions import REACH, is_async
+from rljob_worker.rewards.functions import REACH
 from rljob_worker.rewards.parameters import Parameters, parameters_of
 
 FIELD = "rollout.oversampling.function"
@@ -75,7 +75,7 @@ def caller(setup: FilterSetup) -> Callable[[Mapping[str, Any]], Any]:
         found = parameters_of(function)
     except (TypeError, ValueError) as error:
         raise UserError(f"{FIELD}: {path!r} does not tell its parameters ({error}): wrap it in a def") from error
-    check_call(path, replace(found, is_async=is_async(function)), setup.columns)
+    check_call(path, found, setup.columns)
 
     def call(given: Mapping[str, Any]) -> Any:
         return function(**(given if found.takes_any else {name: given[name] for name in found.names if name in given}))

@@ -22,7 +22,12 @@ class Parameters:
     takes_any: bool
     """Whether it has `**kwargs`."""
     is_async: bool = False
-    """Whether it is an `async def`."""
+    """Whether calling it gives a coroutine."""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine: an async function, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
@@ -34,7 +39,7 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
         [name for name, one in named.items() if one.default is one.empty],
         [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY],
         any(one.kind is one.VAR_KEYWORD for one in found.values()),
-        inspect.iscoroutinefunction(function),
+        is_async(function),
     )
 
 

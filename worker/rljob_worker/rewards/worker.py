@@ -35,10 +35,10 @@ from rljob_worker.rewards.functions import (
     checked_batch,
     checked_score,
     flatten,
-    is_async,
     load_function,
     make_caller,
 )
+from rljob_worker.rewards.parameters import is_async
 from rljob_worker.rewards.signatures import (
     Call,
     Check,
